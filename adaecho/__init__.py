@@ -5,26 +5,19 @@ Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019). Importing the pa
 until one of the two is touched.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adaecho.adascale import AdaScale as AdaScale
     from adaecho.echo import EchoLoader as EchoLoader
-    from adaecho.shards import IndexedTarShards as IndexedTarShards
-    from adaecho.shards import Retries as Retries
     from adaecho.shards import TarShards as TarShards
 
-__all__ = ["AdaScale", "EchoLoader", "IndexedTarShards", "Retries", "TarShards"]
+__all__ = ["AdaScale", "EchoLoader", "TarShards"]
+_ROOMS = {"AdaScale": "adascale", "EchoLoader": "echo", "TarShards": "shards"}
 
 
 def __getattr__(name: str) -> Any:
-    room: Any
-    if name == "AdaScale":
-        import adaecho.adascale as room
-    elif name == "EchoLoader":
-        import adaecho.echo as room
-    elif name in __all__:
-        import adaecho.shards as room
-    else:
+    if name not in __all__:
         raise AttributeError(f"module 'adaecho' has no attribute {name!r}")
-    return getattr(room, name)
+    return getattr(import_module(f"adaecho.{_ROOMS[name]}"), name)

@@ -2,15 +2,12 @@
 
 The weights are those of the end, or with ``--weights best`` of the best evaluation, on every split that the
 run was measured on. Keys of the config can follow the folder: ``data.path=FOLDER`` for data that has moved,
-``task.validation_path=``, ``evaluate.batch_size=``, ``device=``, and ``task.name=MODULE`` where the task is a
-module of your own, which a record can't name by itself. On the same machine a run's own data gives
+``task.validation_path=``, ``evaluate.batch_size=``, ``device=``. On the same machine a run's own data gives
 the same numbers; another processor, ``threads`` or batch size rounds otherwise.
 """
 
 import argparse
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +17,13 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from adaecho.config.schema import Config, from_plain
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ConfigError, DataError, FolderError, say, told, warn
-from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
-from adaecho.tasks.base import HELD_OUT, Split, Task, check_same_meaning
+from adaecho.tasks.base import Split, Task, check_same_meaning
 from adaecho.training.device import choose_device, choose_precision, measure, place
 
 WEIGHTS = ("final", "best")
@@ -40,8 +35,7 @@ class Measured(NamedTuple):
     Attributes:
         split: "validation" or "test".
         metrics: of the saved weights.
-        recorded: by the run, of these weights on this split: those of the metrics that it knew; None where
-            it did not evaluate them.
+        recorded: by the run, of these weights on this split; None where it did not evaluate them.
     """
 
     split: Split
@@ -61,123 +55,88 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
     Raises:
         UserError: the folder holds no run or no such weights, its data is gone, or an override can't be.
     """
-    run = RunFolder(path)
-    plain, summary = run.read_config(), run.read_summary()
-    if plain is None or summary is None:
-        raise FolderError(f"{path}: holds no run (config.yaml and summary.json); name the folder of one")
-    config = _changed(plain, overrides)
+    run, config, task = open_run(path, overrides)
+    summary = run.read_summary() or {}
     file = path / "model" / f"{weights}.safetensors"
     if not file.is_file():
         raise FolderError(
             f"{file}: is missing; a run writes its weights when it ends by itself (reached or budget_spent), "
-            f"and this one's status is {summary['status']}"
+            f"and this one's status is {summary.get('status')}"
         )
-    task = build_task(config)
-    check_same_meaning(summary.get("data") or {}, task.facts)
-    check_held_out(plain, summary, config, task)
-    _check_size(file, task)
     device = choose_device(config)
     torch.set_num_threads(config.threads)
     model = place(task.build_model(), config, device)
     steps = load_weights(file, model)
     if weights == "final" and steps != summary["steps"]:
         warn(f"{file}: is of an earlier end, at step {steps}; the run has gone on to {summary['steps']}")
-    precision = choose_precision(config, device)
+    line = next((line for line in reversed(run.read_metrics()) if line["steps"] == steps), None)
+    recorded: dict[Split, Any] = {"validation": line}
     # The test split is read once, with the weights of the end: for no choice, and so not for the best.
-    splits: list[Split] = ["validation"]
     if task.has_test_split and weights == "final":
-        splits.append("test")
+        recorded["test"] = summary.get("test")
     found = []
-    for split in splits:
-        metrics = measure(task, model, split, device, precision)
-        with record_errors(path):
-            recorded = _recorded(run, summary, steps, split)
-            same = recorded and {name: recorded[name] for name in metrics if name in recorded}
-            found.append(Measured(split, metrics, same))
+    for split, then in recorded.items():
+        metrics = measure(task, model, split, device, choose_precision(config, device))
+        found.append(Measured(split, metrics, then and {key: then[key] for key in metrics if key in then}))
     return found
 
 
-def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """The run's config with what was typed; a sweep's, a tracker's and callbacks' parts play no role here."""
-    for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"{override}: is no key=value, such as data.path=FOLDER")
-    try:
-        merged = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist(list(overrides)))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{' '.join(overrides)}: {error}") from error
-    tasks = [
-        override.removeprefix("task.name=") for override in overrides if override.startswith("task.name=")
-    ]
-    changed: Any = OmegaConf.to_container(merged)
-    return from_plain({**changed, "callbacks": []}, tasks)
+def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, Task]:
+    """A run's folder, its config with what was typed, and its task with the data that lies there now.
 
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with folder_errors(file), safe_open(file, "pt") as opened:
-            yield opened
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise FolderError(
-            f"{file}: is damaged ({error}); restore it, or run again with fresh=true"
-        ) from error
-
-
-def check_held_out(plain: dict[str, Any], summary: dict[str, Any], config: Config, task: Task) -> None:
-    """Raises UserError where held-out examples may be among those that the run was trained on."""
-    then, now = plain.get("data") or {}, vars(config.data)
-    recorded = (summary.get("data") or {}).get(HELD_OUT)
-    is_other = bool(recorded) and recorded != task.facts.get(HELD_OUT)
-    if now["validation_examples"] is None:  # a split of its own
-        if is_other:
-            warn("data.path: its validation split is not that of the run, which may have been trained on it")
-        return
+    Raises:
+        UserError: the folder holds no run, its data is gone or other data, or an override can't be.
+    """
+    run = RunFolder(path)
+    plain = run.read_config()
+    if plain is None:
+        raise FolderError(f"{path}: holds no config.yaml, so it is no run; name the folder of one")
+    config = _changed(plain, overrides)
     for key in ("split_seed", "validation_examples"):
-        if then.get(key, now[key]) != now[key]:
+        now = getattr(config.data, key)
+        then = plain["data"].get(key, now)
+        if then != now and config.data.validation_examples is not None:
             raise ConfigError(
-                f"data.{key}={now[key]}: the run may have been trained on these, as it held out others "
-                f"(data.{key}={'null' if then[key] is None else then[key]}); leave it out"
+                f"data.{key}={now}: the run may have been trained on these, as it held out others "
+                f"(data.{key}={'null' if then is None else then}); leave it out"
             )
-    if is_other:
-        raise DataError(
-            "data.path: other examples are held out of it than in the run (some were added, removed, renamed "
-            "or changed), and the run may have been trained on them; name that data, or, with "
-            "data.validation_examples=null, data that has a validation split"
-        )
+    task = build_task(config)
+    check_same_meaning((run.read_summary() or {}).get("data") or {}, task.facts)
+    return run, config, task
 
 
-def _check_size(file: Path, task: Task) -> None:
-    """Raises DataError where the model is larger than its weights, before any memory is taken for it."""
-    with _opened(file) as opened:
-        saved = sum(math.prod(part.get_shape()) for part in map(opened.get_slice, opened.keys()))
+def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """The run's config with what was typed; its callbacks play no role here."""
+    wrong = [override for override in overrides if "=" not in override]
+    if wrong:
+        raise ConfigError(f"{wrong[0]}: is no key=value, such as data.path=FOLDER")
     try:
-        with torch.device("meta"):
-            parameters = sum(parameter.numel() for parameter in task.build_model().parameters())
-    except RuntimeError:  # SSD computes its boxes as it is built; its size does not hang on options
-        return
-    if parameters > saved:
-        raise DataError(f"{file}: doesn't fit the model for this data ({saved:,} numbers for {parameters:,})")
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(plain, OmegaConf.from_dotlist([*overrides])))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+    return from_plain({**merged, "callbacks": []})
 
 
 def load_weights(file: Path, model: nn.Module) -> int:
-    """Load the weights; after how many steps they were saved."""
+    """Load the weights; after how many steps they were saved.
+
+    Raises:
+        FolderError: the file is damaged.
+        DataError: it is of another model, as for data of another number of classes.
+    """
     try:
-        with _opened(file) as opened:
+        with safe_open(file, "pt") as opened:
             steps = int(opened.metadata()["steps"])
-            model.load_state_dict(load_file(file))
-    except RuntimeError as error:  # of another number of classes, say
+        model.load_state_dict(load_file(file))
+    except SafetensorError as error:
+        raise FolderError(
+            f"{file}: is damaged ({error}); restore it, or run again with fresh=true"
+        ) from error
+    except RuntimeError as error:
         raise DataError(
             f"{file}: doesn't fit the model for this data ({str(error).splitlines()[-1].strip()})"
         ) from error
     return steps
-
-
-def _recorded(run: RunFolder, summary: dict[str, Any], steps: int, split: Split) -> dict[str, float] | None:
-    """What the run wrote down of the weights after so many steps."""
-    if split == "test":
-        return summary.get("test")
-    return next((line for line in reversed(run.read_metrics()) if line["steps"] == steps), None)
 
 
 def lines(found: Sequence[Measured]) -> list[str]:
@@ -193,17 +152,21 @@ def lines(found: Sequence[Measured]) -> list[str]:
     return told_lines
 
 
+def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Of a command that takes a run's folder and overrides of its config."""
+    made = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("run", type=Path, help="the run's folder")
+    made.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of the run's config")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m adaecho.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of the run's config")
-    parser.add_argument("--weights", choices=WEIGHTS, default="final", help="which of the run's (final)")
-    typed = parser.parse_intermixed_args(arguments)
+    command = parser("python -m adaecho.evaluate", __doc__)
+    command.add_argument("--weights", choices=WEIGHTS, default="final", help="which of the run's (final)")
+    typed = command.parse_intermixed_args(arguments)
     with told():
         for line in lines(evaluate(typed.run, typed.overrides, weights=typed.weights)):
             say(line)

@@ -8,12 +8,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import BaseServer
 
+from scripts.slow_store import Ranges
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Files of a folder; nothing on the test's output."""
 
-    def log_message(self, *args: object) -> None:
-        pass
+class Quiet(Ranges):
+    """Files of a folder, or ranges of them; nothing on the test's output."""
 
 
 @contextmanager

@@ -21,14 +21,12 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from adaecho.run import CONF
-from adaecho.config.schema import to_plain
 from adaecho.search import sweeper
-from adaecho.search.arms import parse_typed
 with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
     hydra = GlobalHydra.instance().hydra
     config = hydra.compose_config("config", ["experiment=fig3", "task=cifar10"], RunMode.MULTIRUN)
-    typed = parse_typed(list(config.hydra.overrides.task), hydra.config_loader)
-    design = sweeper.build_design(config, to_plain(config), typed, hydra.config_loader)
+    arguments = list(config.hydra.overrides.task)
+    design, _ = sweeper.build_design(config, hydra.config_loader, arguments)
 assert len(design.arms) > 1
 """
 

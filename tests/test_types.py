@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from adaecho import AdaScale, EchoLoader, Retries, TarShards
+from adaecho import AdaScale, EchoLoader, TarShards
 
 
 class Rows(Dataset[tuple[torch.Tensor, int]]):
@@ -55,7 +55,7 @@ tau: float = optimizer.scale_invariant_steps
 dataset = TensorDataset(torch.zeros(8, 1))
 around = EchoLoader(DataLoader(dataset, batch_size=4), batch_size=None, echo="batch", factor=2, epochs=1)
 streamed = EchoLoader(stream, batch_size=2, shuffle_buffer=4, factor="auto", echo="batch")
-shards = TarShards("shard-{000..003}.tar", retries=Retries(tries=2))
+shards = TarShards("shard-{000..003}.tar", open_shards=2)
 with EchoLoader({"x": np.arange(8)}, 4) as opened:
     batch = next(iter(opened))
 """

@@ -5,8 +5,7 @@
     trials.json    one row per trial; see ``records.outcome``, and ``records.trials`` for its form
     outcome.json   one dict per arm, computed from the rows
     curves.json    the metric over fresh examples of the best trial of each search
-    origin.json    the commands that made the records, the machines and versions they ran on, and a digest
-                   of each of the others, which whoever reads them checks: they belong together
+    origin.json    the commands that made the records, and the machines and versions they ran on
 
 ``python -m adaecho.records.collect SWEEP --command "..."`` takes a sweep's folder with its ``trials.json``;
 ``python -m adaecho.records.collect RUN RUN ... --experiment NAME`` takes single runs, each an arm of its own.
@@ -18,31 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.identity import identity, run_id
+from adaecho.config.identity import differences, identity, run_id
 from adaecho.errors import FolderError, say, told
-from adaecho.records.files import (
-    check_no_link,
-    dumps,
-    folder_errors,
-    read_json,
-    record_errors,
-    remove_leftovers,
-    write_json,
-    write_text,
-)
+from adaecho.masking import masked
+from adaecho.records.files import dumps, folder_errors, read_json, write_json, write_text
 from adaecho.records.folder import RunFolder
-from adaecho.records.lock import alone
-from adaecho.records.outcome import COSTS, TARGET, Row, best_trials, searches
+from adaecho.records.outcome import COSTS, Row, best_trials, searches
 from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
-from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_text
+from adaecho.records.trials import TABLES, read_rows, table_text
 
-# What tells sweeps apart where a row of an earlier version has no run_id.
-_SETTINGS = ("seed", "hyperparameters", "echo_variant", "echo_factor", "batch_size", *TARGET)
-_ENDED = (*(f"to_target_{cost}" for cost in COSTS), "best_value", *COSTS)
-_SPLIT = ("validation_examples", "split_seed")
-_EVALUATIONS = ("every_fresh_examples", "max_examples")
-_EVALUATED_AT_END = (Status.REACHED, Status.BUDGET_SPENT)
 _TOLD = ("target_direction", "R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
 
@@ -104,10 +88,8 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
     """Write the tables of a sweep; returns their folder.
 
     Raises:
-        FolderError: ``sweep`` has no ``trials.json``, or a record is missing or damaged, or the tables of
-            another sweep lie there.
+        FolderError: ``sweep`` has no ``trials.json``, its arms are of several tasks, or a record is damaged.
     """
-    check_no_link(sweep / "trials.json")
     if not (sweep / "trials.json").exists():
         raise FolderError(
             f"{sweep}: no trials.json, so no finished sweep; run its command again to finish it"
@@ -126,12 +108,10 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
     """Write the tables of single runs of one task, each an arm named by its echo; returns their folder.
 
     Raises:
-        FolderError: a folder holds no finished run, or two hold the same arm, or others' task, target or
-            data, or the tables of other runs lie there.
+        FolderError: a folder holds no run, or two hold the same arm, or others' task, target or evaluations.
     """
     rows: list[Row] = []
-    alike: dict[Path, dict[str, Any]] = {}
-    commands = []
+    commands, first = list[str](), dict[str, Any]()
     for path in runs:
         run = RunFolder(path)
         config, summary = run.read_config(), run.read_summary()
@@ -143,37 +123,25 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
             raise FolderError(
                 f"{path}: a second run of arm {arm}; repeats belong into a sweep (search.repeats)"
             )
+        comparable = _what_costs_depend_on(config)
+        first = first or comparable
+        if differing := differences(first, comparable):
+            raise FolderError(
+                f"{path}: its costs can't be compared with those of {runs[0]} (in the folder): "
+                f"{'; '.join(differing)}"
+            )
         counted = summary["status"] in FINISHED - {Status.DIVERGED}
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
-        alike[path] = _same_in_all(config, summary)
         commands.append(shlex.join(["python", "-m", "adaecho.run", *run.read_overrides()]))
-    _check_alike(alike)
     curves = [_curve(row, path) for row, path in zip(rows, runs, strict=True)]
     return _write(rows, curves, runs, results, commands)
 
 
-def _same_in_all(config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
-    """What runs have to share for their costs to be of one task: target, data, its split, model, ..."""
+def _what_costs_depend_on(config: dict[str, Any]) -> dict[str, Any]:
+    """What runs have to share for their costs to be of one task."""
     decides = identity(config)
-    data = {f"data.{key}": decides["data"].get(key) for key in _SPLIT}
-    task = {f"task.{key}": value for key, value in decides["task"].items()}
-    target = {f"target.{key}": decides["target"].get(key) for key in ("metric", "value", "in_a_row")}
-    evaluations = {f"evaluate.{key}": decides.get("evaluate", {}).get(key) for key in _EVALUATIONS}
-    return {**task, **target, **evaluations, **data, "data": summary.get("data")}
-
-
-def _check_alike(runs: dict[Path, dict[str, Any]]) -> None:
-    first, expected = next(iter(runs.items()))
-    for path, found in runs.items():
-        for key in {**expected, **found}:
-            value, other = found.get(key), expected.get(key)
-            if isinstance(value, dict) and isinstance(other, dict):  # what one doesn't know is no difference
-                value, other = ({name: one[name] for name in value.keys() & other} for one in (value, other))
-            if value != other:
-                raise FolderError(
-                    f"{path}: its {key} is {value}, and that of {first} is {other}: their costs "
-                    "can't be compared; collect runs of one task, target and data"
-                )
+    data = {key: decides["data"].get(key) for key in ("validation_examples", "split_seed")}
+    return {**{key: decides.get(key) for key in ("task", "target", "evaluate")}, "data": data}
 
 
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
@@ -191,14 +159,8 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
 
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:
-    run = RunFolder(folder)
-    metrics = run.read_metrics()
+    metrics = RunFolder(folder).read_metrics()
     last = metrics[-1] if metrics else {}
-    if row["status"] in _EVALUATED_AT_END and last.get("fresh_examples") != row["fresh_examples"]:
-        raise FolderError(
-            f"{folder / 'metrics.jsonl'}: ends after {last.get('fresh_examples')} fresh examples, its run "
-            f"after {row['fresh_examples']}; restore it, or run the trial again"
-        )
     return {
         **{key: row[key] for key in ("arm", "echo_variant", "echo_factor", "repeat", "index")},
         "metric": row["target_metric"],
@@ -209,124 +171,48 @@ def _curve(row: Row, folder: Path) -> dict[str, Any]:
 
 
 def _trial_folder(sweep: Path, row: Row) -> Path:
-    folder = sweep
-    for name in (check_name("arm", row["arm"]), str(int(row["repeat"])), str(int(row["index"]))):
-        folder /= name
-        check_no_link(folder)
-    return folder
+    return sweep.joinpath(row["arm"], str(row["repeat"]), str(row["index"]))
 
 
 def _write(
     rows: list[Row], curves: list[dict[str, Any]], folders: Sequence[Path], results: Path, commands: list[str]
 ) -> Path:
-    into = results / check_name("experiment", rows[0]["experiment"]) / check_name("task", rows[0]["task"])
-    for folder in (into.parent, into):
-        check_no_link(folder)
-    data = _data(folders)
-    _check_same_sweep(into, rows, data.get("data", []))
-    _check_same_curves(into, curves)
+    into = results.joinpath(rows[0]["experiment"], rows[0]["task"])
     texts = {"trials.json": table_text(rows), "outcome.json": one_line_each(summarize(rows))}
     texts |= {"curves.json": one_line_each(curves)} if curves else {}
-    write_tables(into, texts, {"commands": commands, "environments": _environments(folders), **data})
+    write_tables(into, texts, {"commands": masked(commands), **_origin(folders)})
     return into
-
-
-def _check_same_sweep(into: Path, rows: list[Row], data: list[Any]) -> None:
-    """Raises FolderError where tables lie that these rows don't hold: of other trials, results, data, ..."""
-    if not (into / "trials.json").exists():
-        if others := [name for name in TABLES if (into / name).exists()]:
-            raise FolderError(
-                f"{into}: holds {others[0]} of something else; name another folder by --results"
-            )
-        return
-    trials = {_point(row): row for row in rows}
-    for row in read_rows(into / "trials.json"):
-        same = trials.get(_point(row), {})
-        keys = ("run_id",) if row.get("run_id") else _SETTINGS
-        if not same or any(key in row and row[key] != same.get(key) for key in keys):
-            raise _other_tables(into, row, f"of seed {row.get('seed')} is none of these")
-        read, reads = row.get("fresh_examples") or 0, same.get("fresh_examples") or 0
-        if reads < read and (row["status"] in FINISHED or same.get("to_target_fresh_examples") is None):
-            raise _other_tables(into, row, f"has read {read} fresh examples, here {reads}")
-        # What has ended is never run again, so that it has even its seconds in common.
-        is_over = row["status"] in FINISHED and row["status"] == same["status"] and reads == read
-        for key in _ENDED if is_over else ("to_target_fresh_examples",):
-            if row.get(key) is not None and row[key] != same.get(key):
-                raise _other_tables(into, row, f"has {key} {row[key]}, here {same.get(key)}")
-    known = read_json(into / "origin.json").get("data") if (into / "origin.json").exists() else None
-    if known and data and not any(one in known for one in data):
-        raise _other_tables(into, rows[0], "was of other data")
-
-
-def _check_same_curves(into: Path, curves: list[dict[str, Any]]) -> None:
-    """Raises FolderError where these aren't what lies there, gone on with: of another machine's runs."""
-    names = ("trials.json", "curves.json")
-    if not all((into / name).exists() for name in names):
-        return
-    rows, lying = (read_rows(into / name) for name in names)
-    known = {
-        _point(curve): dict(zip(curve["fresh_examples"], curve["values"], strict=True)) for curve in lying
-    }
-    over = {_point(row): known.get(_point(row), {}) for row in rows if row["status"] in FINISHED}
-    for curve in curves:
-        before = over.get(_point(curve), {})
-        for fresh_examples, value in zip(curve["fresh_examples"], curve["values"], strict=True):
-            if (lies := before.get(fresh_examples, value)) != value:
-                difference = (
-                    f"had {curve['metric']} {lies} after {fresh_examples} fresh examples, here {value}"
-                )
-                raise _other_tables(into, curve, difference)
-
-
-def _point(row: Row) -> tuple[Any, ...]:
-    return row["arm"], row["repeat"], row["index"]
-
-
-def _other_tables(into: Path, row: Row, difference: str) -> FolderError:
-    return FolderError(
-        f"{into}: holds the tables of another sweep, whose trial {row['arm']}/{row['repeat']}/{row['index']} "
-        f"{difference}; name another folder by --results, or remove them"
-    )
 
 
 def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> None:
     """Write the tables of these texts, by their names, and where they come from; others are removed."""
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
-    digests = {name: digest(text.encode()) for name, text in texts.items()}
-    with folder_errors(into), alone(into):
-        remove_leftovers(into)
-        # First: from here until the last is written, a reader of tables that lay here before refuses them.
-        write_json(into / "origin.json", {**origin, "sha256": digests})
         for name in TABLES:
-            if name in texts:
-                write_text(into / name, texts[name])
-            else:
-                (into / name).unlink(missing_ok=True)
+            (into / name).unlink(missing_ok=True)  # a kill leaves no new rows beside old curves
+        write_json(into / "origin.json", origin)
+        for name, text in texts.items():
+            write_text(into / name, text)
 
 
-def _environments(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Where the runs were made, each once; without job ids, which tell a reader nothing."""
-    found: list[dict[str, Any]] = []
+def _origin(folders: Sequence[Path]) -> dict[str, Any]:
+    """Where the runs were made and what they knew of their data, each once; a sample that one generated."""
+    environments, data, samples = list[Any](), list[Any](), list[Any]()
     for folder in folders:
-        RunFolder(folder).check_links()
         latest = read_json(folder / "environment.json")
         for environment in [*latest.pop("earlier", []), latest]:
-            environment.pop("slurm", None)
-            if environment not in found:
-                found.append(environment)
-    return found
-
-
-def _data(folders: Sequence[Path]) -> dict[str, Any]:
-    """What the runs knew of their data, each once, e.g. its sha256, and a sample that one generated."""
-    summaries = [summary for folder in folders if (summary := RunFolder(folder).read_summary()) is not None]
-    found: dict[str, Any] = {}
-    for summary in summaries:
-        if "data" in summary and summary["data"] not in found.setdefault("data", []):
-            found["data"].append(summary["data"])
-    samples = [summary["sample"] for summary in summaries if "sample" in summary]
-    return {**found, **({"sample": samples[0]} if samples else {})}
+            environment.pop("slurm", None)  # job ids tell a reader nothing
+            if environment not in environments:
+                environments.append(environment)
+        summary = RunFolder(folder).read_summary() or {}
+        if "data" in summary and summary["data"] not in data:
+            data.append(summary["data"])
+        samples += [summary["sample"]] if "sample" in summary else []
+    return {
+        "environments": environments,
+        **({"data": data} if data else {}),
+        **({"sample": samples[0]} if samples else {}),
+    }
 
 
 def one_line_each(table: list[Any]) -> str:
@@ -348,12 +234,11 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--command for a sweep's folder, or --experiment for single runs")
     if options.command is not None and len(options.folders) > 1:
         parser.error("--command goes with the folder of one sweep")
-    with told(), record_errors(", ".join(map(str, options.folders))):
+    with told():
         if options.command is not None:
-            into = collect_sweep(options.folders[0], options.results, options.command)
+            say(collect_sweep(options.folders[0], options.results, options.command))
         else:
-            into = collect_runs(options.folders, options.results, options.experiment)
-        say(into)
+            say(collect_runs(options.folders, options.results, options.experiment))
 
 
 if __name__ == "__main__":

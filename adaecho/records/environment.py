@@ -1,9 +1,5 @@
-"""Where a run was made: code, versions, machine, job.
+"""Where a run was made: code, versions, machine, job."""
 
-``python -m adaecho.records.environment`` prints it in a line, for reports of errors.
-"""
-
-import contextlib
 import functools
 import hashlib
 import os
@@ -11,15 +7,17 @@ import platform
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# What can change a result or a time; wandb, matplotlib and the rest can't.
+# What can change a result or a time.
 _PACKAGES = (
     "adaecho", "torch", "torchvision", "tokenizers", "numpy", "opencv-python-headless", "hydra-core",
     "optuna", "scipy",
 )  # fmt: skip
+_SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "PROCID", "NODELIST", "CLUSTER_NAME")
 
 
 def environment() -> dict[str, Any]:
@@ -31,26 +29,29 @@ def environment() -> dict[str, Any]:
         ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` this process may use, ``gpus`` by
         name; ``slurm`` {variable: value}, empty outside of a job.
     """
-    return {**_fixed(), "slurm": _slurm()}
+    slurm = {name.lower(): os.environ[f"SLURM_{name}"] for name in _SLURM if f"SLURM_{name}" in os.environ}
+    return {**_fixed(), "slurm": slurm}
 
 
 def code_digest() -> str:
     """Names the code: a hash over every Python file of the package."""
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
+    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode())
-        digest.update(path.read_bytes())
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 @functools.cache
 def _fixed() -> dict[str, Any]:
+    packages = dict[str, str]()
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "git": _git(Path(__file__).resolve().parents[2]),
         "code": code_digest(),
         "python": platform.python_version(),
-        "packages": _versions(),
+        "packages": packages,
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "processor": _processor(),
@@ -75,16 +76,8 @@ def _git(root: Path) -> dict[str, Any] | None:
     return {"sha": sha.strip(), "dirty": bool(status.strip())}
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
-
-
 def _processor() -> str:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
@@ -97,25 +90,3 @@ def _gpus() -> list[str]:
     if torch is None or not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
-def _slurm() -> dict[str, str]:
-    names = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "PROCID", "NODELIST", "CLUSTER_NAME")
-    return {name.lower(): os.environ[f"SLURM_{name}"] for name in names if f"SLURM_{name}" in os.environ}
-
-
-def in_a_line() -> str:
-    """The environment as a report of an error names it: without the host's name."""
-    with contextlib.suppress(ImportError):
-        import torch  # noqa: F401 (tells the GPUs)
-    found = environment()
-    git = found["git"]
-    commit = f"commit {git['sha'][:12]}{' (changed)' if git['dirty'] else ''}" if git else "no checkout"
-    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
-    gpus = ", ".join(found["gpus"]) or "no GPU"
-    machine = f"{found['platform']}, {found['processor']}, {found['cpu_cores']} cores, {gpus}"
-    return f"{commit}, code {found['code']}, Python {found['python']}, {packages}; {machine}"
-
-
-if __name__ == "__main__":
-    print(in_a_line())

@@ -45,11 +45,6 @@ COUNTS = ("fresh_examples", "steps", "trained_examples")
 ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
 EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 _SHARED = ("batch_size", "shuffle_buffer")  # an arm's with its baseline's; a buffer of batches is the echo's
-# What every row holds, of whatever version; figures refuse a table without.
-COLUMNS = (
-    *("experiment", "task", "arm", "echo_variant", "echo_factor", "repeat", "index", "status", "counted"),
-    *("target_metric", "target_value", "best_value", *(f"to_target_{cost}" for cost in COSTS)),
-)
 SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 

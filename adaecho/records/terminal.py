@@ -1,24 +1,13 @@
-"""The terminal as rich draws on it: tables and lines whose texts may be anyone's."""
+"""Tables on the terminal, as rich draws them."""
 
 import re
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from adaecho.masking import presentable
 from adaecho.records.table import NARROW, TERMINAL, Column
 
 NARROW_WIDTH = 76  # columns of a terminal below which a table keeps to its main figures
-
-
-class Terminal(Console):
-    """A console that writes control characters of a text out, where rich would let the terminal obey them."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """What every text becomes that is printed, or lies in a table."""
-        return super().render_str(presentable(text), **options)
 
 
 def terminal_table(columns: list[Column], width: int, *, one_line_each: bool = False) -> Table:

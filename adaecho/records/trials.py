@@ -21,28 +21,16 @@ from adaecho.records.files import dumps, read_json
 Row = dict[str, Any]
 # Of a folder of results: see ``records.collect``, and experiments/repeat_value for its branches.
 TABLES = ("trials.json", "outcome.json", "curves.json", "branches.json")
-_MOST_VALUES = 20_000_000  # 100,000 trials have a third as many
 _INSIDE = ":"  # between the name of a dict-valued column and a key of it
 
 
 def digest(table: bytes) -> str:
-    """What ``origin.json`` holds of a table beside it, and a name for other bytes."""
+    """A name for these bytes."""
     return hashlib.sha256(table).hexdigest()
 
 
-def check_name(what: str, name: object) -> str:
-    """A name out of a record, where it may become a folder's and stand in a report: no path, no markup.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.+=-]{1,200}", name) or not name.strip("."):
-        raise ValueError(f"{what} {name!r} is no name (letters, digits and . _ - + =)")
-    return name
-
-
 def check_metric(name: object) -> str:
-    """The name of a metric, which becomes a column's (``final_<metric>``) and stands in a report: no markup.
+    """The name of a metric, which becomes a column's (``final_<metric>``) and stands in a report.
 
     Raises:
         ValueError: it is something else.
@@ -68,26 +56,14 @@ def table_text(rows: list[Row]) -> str:
 
 
 def read_rows(path: Path) -> Any:
-    """The rows that a file holds; see ``rows_of``.
-
-    Raises:
-        FolderError: it can't be read, or is no JSON.
-    """
+    """The rows that a file holds; see ``rows_of``."""
     return rows_of(read_json(path))
 
 
 def rows_of(table: Any) -> Any:
-    """The rows of a table that was read; whatever else it is, a plain list of rows for one, is left as it is.
-
-    Raises:
-        ValueError, TypeError, AttributeError: a row hasn't as many values as there are columns, or is none;
-            or with what is the same in all they would fill memory.
-    """
+    """The rows of a table that was read; a plain list of rows is left as it is."""
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table
-    values = len(table["rows"]) * (len(table["same"]) + len(table["columns"]))
-    if values > _MOST_VALUES:
-        raise ValueError(f"its rows have {values:,} values: no table of trials")
     return [
         _nested({**table["same"], **dict(zip(table["columns"], row, strict=True))}) for row in table["rows"]
     ]

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from inspect import signature
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from adaecho.config.launched import launched_ranks, local_rank
 from adaecho.config.schema import Config
-from adaecho.errors import ConfigError, warn
+from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
 
@@ -25,7 +24,7 @@ def choose_device(config: Config) -> torch.device:
         ConfigError: cuda is asked for and absent, or a host has fewer GPUs than ranks.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda: torch finds no GPU here; use device=cpu or device=auto")
+        raise ConfigError("device=cuda: no GPU is available; use device=cpu or device=auto")
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if launched_ranks() == 1:
@@ -41,25 +40,12 @@ def choose_device(config: Config) -> torch.device:
 
 
 def choose_precision(config: Config, device: torch.device) -> str:
-    """``float32`` or ``bfloat16``; ``auto`` takes bfloat16 where the processor computes it in hardware.
-
-    On a CPU without such units autocast to bfloat16 is slower than float32; one who asks for it is told.
-    """
+    """``float32`` or ``bfloat16``; ``auto`` takes bfloat16 where the processor computes it in hardware."""
     if config.precision != "auto":
-        if config.precision == "bfloat16" and device.type == "cpu" and not _cpu_computes_bfloat16():
-            _tell_of_emulation()
         return config.precision
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return "bfloat16" if _cpu_computes_bfloat16() else "float32"
-
-
-@cache  # once for all trials of a process
-def _tell_of_emulation() -> None:
-    warn(
-        "precision=bfloat16: this processor has no instructions for it, and takes several times as long as "
-        "with precision=float32, which rounds otherwise"
-    )
 
 
 def _cpu_computes_bfloat16() -> bool:
@@ -85,25 +71,12 @@ def synchronize(device: torch.device) -> None:
 
 def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
     """The model on its device, in the memory format and compiled as the config says."""
-    if not (isinstance(model, nn.Module) and any(True for _ in model.parameters())):
-        raise ConfigError(
-            f"task.name={config.task.name}: build_model returned a {type(model).__name__}; it returns a "
-            "torch.nn.Module that has parameters"
-        )
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    compile_model(model, config.compile)
+    if config.compile != "off":
+        model.compile(mode=None if config.compile == "default" else config.compile)
     return model
-
-
-def compile_model(model: nn.Module, mode: str) -> None:
-    """``torch.compile`` in place, in one graph: before torch 2.15 parts of an nn.Sequential had their own."""
-    if mode != "off":
-        from torch._dynamo import config  # takes as long to import as torch itself
-
-        with config.patch(wrap_top_frame=True):
-            model.compile(mode=None if mode == "default" else mode)
 
 
 def measure(

@@ -1,8 +1,7 @@
-"""What a run shows while it trains: a bar on a terminal, and everywhere a line now and then."""
+"""What a run shows while it trains: a bar on a terminal, elsewhere a line now and then."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +10,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from adaecho.config.schema import Config
 from adaecho.records.table import as_clock
-from adaecho.records.terminal import Terminal
 from adaecho.training.trainer import Trainer
 
 _REDRAW_S = 0.5
@@ -30,17 +28,17 @@ class Display:
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self._config = config
-        self._console = console or Terminal(soft_wrap=True, highlight=False)
+        self._console = console or Console(soft_wrap=True, highlight=False)
         self._bar = Progress(
-            *(BarColumn(bar_width=None), TextColumn("{task.fields[state]}")), console=self._console,
+            BarColumn(bar_width=None), TextColumn("{task.description}"), console=self._console,
             auto_refresh=False, transient=True, expand=True, disable=not self._console.is_terminal,
         )  # fmt: skip
         self._measured = ""
-        self._begin_s = self._redraw_at = 0.0
-        # When the first step of this piece was done, and how much of the budget was: filling a buffer and
-        # compiling come before, and tell nothing of the pace.
-        self._paced_from: tuple[float, float] | None = None
-        self._before = (0, 0)  # steps and examples read, of the pieces before
+        self._pause_s = _FIRST_LINE_S
+        self._begin_s = self._redraw_at = self._line_at = 0.0
+        self._paced_from: tuple[float, float] | None = (
+            None  # when the first step was done, and what share then
+        )
 
     def say(self, text: str) -> None:
         """Print a line of its own."""
@@ -51,88 +49,52 @@ class Display:
         """Follow the training inside the block."""
         if trainer.progress.steps:
             self.say(f"continuing at step {trainer.progress.steps:,}")
+        to_fill = sum(trainer.loader.settings.to_fill.values())
+        if to_fill >= _MANY_TO_FILL:
+            self.say(f"reading about {to_fill:,.0f} fresh examples before the first step")
         self._begin_s = time.monotonic()
-        self._before = trainer.progress.steps, trainer.loader.examples_read
-        with self._telling(lambda: self._state(trainer, time.monotonic())), self._bar:
-            self._bar.add_task("", total=None, state="reading")
-            self._bar.refresh()
+        self._line_at = self._begin_s + self._pause_s
+        with self._bar:
+            self._bar.add_task("reading", total=None)
             yield
-
-    @contextmanager
-    def evaluating(self, split: str, expected_s: float | None) -> Iterator[None]:
-        """Tell inside the block that a split is measured, and for how long by now.
-
-        Args:
-            split: its name.
-            expected_s: how long the evaluations before took on average; None where there were none.
-        """
-        usual = "" if expected_s is None else f" (an evaluation took {as_clock(expected_s)} on average)"
-        begin_s, what = time.monotonic(), f"measuring the weights of the end on the {split} split"
-        with self._telling(lambda: f"{what}: {as_clock(time.monotonic() - begin_s)}{usual}"):
-            yield
-
-    @contextmanager
-    def _telling(self, state: Callable[[], str]) -> Iterator[None]:
-        """Say inside the block, ever more rarely, what ``state`` returns, if anything."""
-        ended = threading.Event()
-
-        def tell() -> None:
-            pause_s = _FIRST_LINE_S
-            while not ended.wait(pause_s):
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                if text := state():
-                    self.say(text)
-
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            teller.join()
 
     def step(self, trainer: Trainer) -> None:
-        """A step was made."""
-        now = time.monotonic()
-        if self._paced_from is None and trainer.progress.steps > self._before[0]:
-            self._paced_from = now, _share_done(self._config, trainer)
-        if now >= self._redraw_at and self._paced_from is not None and not self._bar.disable:
+        """A step was made, or is about to be."""
+        now, done = time.monotonic(), _share_done(self._config, trainer)
+        if self._paced_from is None and done:
+            self._paced_from = now, done
+        if not self._bar.disable and now >= self._redraw_at:
             self._redraw_at = now + _REDRAW_S
-            done, state = _share_done(self._config, trainer), self._state(trainer, now)
-            self._bar.update(self._bar.task_ids[0], completed=done, total=1.0 if done else None, state=state)
+            text = self._state(trainer, now, done)
+            self._bar.update(
+                self._bar.task_ids[0], completed=done, total=1.0 if done else None, description=text
+            )
             self._bar.refresh()
+        if now >= self._line_at:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._line_at = now + self._pause_s
+            self.say(self._state(trainer, now, done))
 
     def evaluated(self, line: dict[str, Any]) -> None:
         """An evaluation was recorded."""
         metric = self._config.target.metric
         self._measured = f", {metric} {line[metric]:.4f}"
 
-    def _state(self, trainer: Trainer, now: float) -> str:
+    def _state(self, trainer: Trainer, now: float, done: float) -> str:
         """How far the run is, short enough to leave a bar room in 80 columns."""
-        steps, read = self._before
-        if trainer.progress.steps == steps:
-            to_fill, read = sum(trainer.loader.settings.to_fill.values()), trainer.loader.examples_read - read
-            of_all = f"{read:,} of about {to_fill:,.0f} fresh examples"
-            return f"reading before the first step: {of_all}" if to_fill >= _MANY_TO_FILL else ""
-        done_steps, fresh = trainer.progress.steps, trainer.fresh_examples
-        text = f"step {done_steps:,}, fresh {fresh:,}{self._measured}, {as_clock(now - self._begin_s)}"
-        done = _share_done(self._config, trainer)
+        steps, fresh = trainer.progress.steps, trainer.fresh_examples
+        text = f"step {steps:,}, fresh {fresh:,}{self._measured}, {as_clock(now - self._begin_s)}"
         begin_s, done_then = self._paced_from or (now, done)
         if done > done_then:
-            left_s = (now - begin_s) * (1 - done) / (done - done_then)
-            text += f", <= {as_clock(left_s)} left"
+            text += f", <= {as_clock((now - begin_s) * (1 - done) / (done - done_then))} left"
         return text
 
 
 def _share_done(config: Config, trainer: Trainer) -> float:
     """How much of the budget that ends first is spent; 0 without one. The target may come before."""
-    shares = [
-        done / budget
-        for done, budget in (
-            (trainer.progress.steps, config.max_steps),
-            (trainer.fresh_examples, config.max_fresh_examples),
-            (trainer.clocks.train_time_s, config.max_train_time_s),
-        )
-        if budget is not None
-    ]
-    return min(max(shares, default=0.0), 1.0)
+    budgets = (
+        (trainer.progress.steps, config.max_steps),
+        (trainer.fresh_examples, config.max_fresh_examples),
+        (trainer.clocks.train_time_s, config.max_train_time_s),
+    )
+    return min(max((done / most for done, most in budgets if most is not None), default=0.0), 1.0)

@@ -7,12 +7,9 @@ import torch
 
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
-from adaecho.echo.memory.budget import check_slots
 from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Task
-
-_LEAST_BYTES = 256  # of an example in a batch: the smallest image here, of 8x8 floats
 
 
 def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict[str, Any]:
@@ -52,11 +49,10 @@ def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks =
         ranks: those that share the examples out; under ``echo.factor=auto`` they follow their mean R.
 
     Raises:
-        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory, or a batch is; or
-            see ``upstream_arguments``.
+        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory; or see
+            ``upstream_arguments``.
     """
     try:
-        check_slots(config.batch_size, _LEAST_BYTES, "batch_size")
         loader = EchoLoader(
             **upstream_arguments(config, task, device),
             echo=config.echo.variant,
@@ -70,25 +66,9 @@ def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks =
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _check_budget(config, loader)
     if not ranks.is_alone:
         loader.agree_on_R = lambda mine: _mean([one for (one,) in ranks.gather([mine or math.nan])])
     return loader
-
-
-def _check_budget(config: Config, loader: EchoLoader) -> None:
-    """Raises ConfigError where filling a buffer, or one batch, alone would read more than the run may."""
-    most, settings = config.max_fresh_examples, loader.settings
-    of_batch = config.batch_size / (settings.first_factor if settings.variant.repeats == "examples" else 1)
-    first = {f"echo.{name}": examples for name, examples in settings.to_fill.items()}
-    for key, examples in {**first, "batch_size": of_batch}.items():
-        needed = math.floor(examples) * settings.world_size
-        if most is not None and needed > most:
-            loader.close()
-            raise ConfigError(
-                f"max_fresh_examples={most}: {key}={getattr(settings, key.removeprefix('echo.'))} fills "
-                f"first, with about {needed} fresh examples; allow more, or make {key} smaller"
-            )
 
 
 def _mean(ratios: list[float]) -> float | None:

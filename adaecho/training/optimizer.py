@@ -1,17 +1,15 @@
 """The optimizer of a run, and how a batch becomes a step."""
 
-import itertools
 from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._pytree import tree_map
 
 from adaecho.adascale import AdaScale
-from adaecho.adascale.saved_state import laid_out
 from adaecho.config.schema import Config
-from adaecho.echo.memory.tree import children, with_children
 from adaecho.errors import ConfigError
 
 Group = dict[str, Any]
@@ -72,28 +70,14 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Continue from its ``state_dict()`` in a checkpoint, which may be anyone's.
-
-    Settings stay those of the config, and each tensor lies as its parameter does.
+    """Continue from its ``state_dict()`` in a checkpoint; settings stay those of the config.
 
     Raises:
-        ValueError: its parameters are others, or a tensor is not of its parameter's shape.
+        ValueError: its groups of parameters are others.
     """
-    every = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    parameters = dict(enumerate(every))
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if [len(group["params"]) for group in state["param_groups"]] != sizes:
-        raise ValueError("its optimizer has other groups of parameters")
-    numbers = iter(parameters)
-    groups = [
-        {**group, "params": list(itertools.islice(numbers, size))}
-        for group, size in zip(optimizer.param_groups, sizes, strict=True)
-    ]
-    found = {
-        number: {name: laid_out(name, value, parameters[number]) for name, value in of_one.items()}
-        for number, of_one in state["state"].items()
-    }
-    optimizer.load_state_dict({**state, "param_groups": groups, "state": found})
+    groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    kept = [{**own, "params": saved["params"]} for saved, own in groups]
+    optimizer.load_state_dict({**state, "param_groups": kept})
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -116,12 +100,6 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
     vectors = [parameter for parameter in parameters if parameter.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def clip(model: nn.Module, most: float | None) -> None:
-    """Scale the whole gradient down to a norm of at most ``most``; None leaves it."""
-    if most is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), most)
 
 
 def average_of(model: nn.Module, decay: float) -> AveragedModel:
@@ -150,22 +128,22 @@ def deal(batch: Any, count: int, num_examples: int) -> list[Any]:
     Raises:
         ConfigError: a tensor or a list of another length, which would be cut across the examples.
     """
-    if count == 1:
-        return [batch]
-    return [_every(batch, first, count, num_examples) for first in range(count)]
+    return [batch] if count == 1 else [_every(batch, first, count, num_examples) for first in range(count)]
 
 
-def _every(part: Any, first: int, count: int, num_examples: int) -> Any:
+def _every(batch: Any, first: int, count: int, num_examples: int) -> Any:
     """Every ``count``-th example from ``first`` on; a list holds one item for each example."""
-    if isinstance(part, list) or (isinstance(part, torch.Tensor) and part.dim()):
-        if len(part) != num_examples:
-            what = "a list" if isinstance(part, list) else f"a tensor {list(part.shape)}"
+
+    def part(leaf: Any) -> Any:
+        if not isinstance(leaf, list) and not (isinstance(leaf, torch.Tensor) and leaf.dim()):
+            return leaf
+        if len(leaf) != num_examples:
+            what = "a list" if isinstance(leaf, list) else f"a tensor {list(leaf.shape)}"
             raise ConfigError(
                 f"adascale.num_gradients_to_accumulate={count}: a batch is dealt by its first axis, which is "
-                f"to be that of its {num_examples} examples, and it holds {what} of length {len(part)}; have "
+                f"to be that of its {num_examples} examples, and it holds {what} of length {len(leaf)}; have "
                 "collate put examples first (batch_first=True), and what is no example's into the model"
             )
-        return part[first::count]
-    parts = children(part)
-    dealt = [_every(inner, first, count, num_examples) for _, inner in parts]
-    return with_children(part, dealt) if parts else part
+        return leaf[first::count]
+
+    return tree_map(part, batch, is_leaf=lambda inner: isinstance(inner, list))

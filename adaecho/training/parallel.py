@@ -1,28 +1,20 @@
 """A run on one rank or several: each one's share of a batch, the gradient of all, and what they average."""
 
-import hashlib
 import inspect
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from adaecho.config.schema import Config, to_plain
-from adaecho.echo.memory.tree import children
-from adaecho.echo.read import as_source
-from adaecho.echo.read.around import IterableSource
-from adaecho.echo.read.rows import ArraySource
-from adaecho.echo.threads.generators import global_generators_kept
+from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 from adaecho.ranks import Ranks
-from adaecho.records.environment import code_digest
 from adaecho.tasks.base import Batch, LossAndWeight, Task
+from adaecho.training import draws
 from adaecho.training.device import autocast
 
 
@@ -65,8 +57,6 @@ def synchronised(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Mod
     parameters = inspect.signature(DistributedDataParallel).parameters
     name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
     options: dict[str, Any] = {name: False}
-    # Said of strides that differ only along an axis of length 1, as of a convolution of one channel.
-    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -124,13 +114,7 @@ class MeanLoss:
 
     def _loss(self, micro_batch: Batch) -> LossAndWeight:
         with autocast(self._device, self._precision):
-            found = self._task.loss(self._model, micro_batch)
-        if not isinstance(found, tuple):
-            raise ConfigError(
-                f"task {self._task.name}: loss returned a {type(found).__name__}; it returns two, the sum of "
-                "the losses and the number of what was summed"
-            )
-        return found
+            return self._task.loss(self._model, micro_batch)
 
     def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
         """Add the gradient of one micro-batch's loss over the total weight."""
@@ -168,51 +152,8 @@ def average_statistics(model: nn.Module, ranks: Ranks) -> None:
 def undone(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Whatever a pass through the model inside draws or counts is taken back after it."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with global_generators_kept(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with draws.kept(device):
         yield
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(before[name])
-
-
-def what_is_seen(config: Config, task: Task) -> dict[str, str]:
-    """What must be the same on every rank: name of a thing, what this rank sees of it."""
-    settings = hashlib.sha256(repr(to_plain(config)).encode()).hexdigest()[:12]
-    return {
-        "config": settings,
-        "code": code_digest(),
-        "torch": torch.__version__,
-        "data": _data_seen(task),
-        **task.fingerprint,
-    }
-
-
-def _data_seen(task: Task) -> str:
-    """The number of examples, where the source tells, and a digest of its first, middle and last one."""
-    source = as_source(task.source)
-    if isinstance(source, IterableSource):
-        return f"{source.name}, which can only be iterated"
-    digest = hashlib.sha256()
-    for row in sorted({0, source.length // 2, source.length - 1}):
-        try:
-            if isinstance(source, ArraySource):
-                _digest(list(source.read(np.array([row])).arrays), digest.update)
-            else:
-                _digest(task.source[row], digest.update)
-        except Exception as error:  # a bad example, which the loader judges
-            digest.update(f"{type(error).__name__}: {error}".encode())
-    return f"{source.length:,} examples ({digest.hexdigest()[:12]})"
-
-
-def _digest(part: Any, update: Callable[[bytes], None]) -> None:
-    """Feed a digest with an example, by content: a pickled tensor, say, differs between processes."""
-    update(type(part).__name__.encode())
-    for key, inner in children(part):
-        update(str(key).encode())
-        _digest(inner, update)
-    if isinstance(part, torch.Tensor):
-        update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    elif isinstance(part, np.ndarray | np.generic):
-        update(part.tobytes())
-    elif isinstance(part, str | int | float | bytes):
-        update(str(part).encode())

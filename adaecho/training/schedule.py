@@ -37,8 +37,8 @@ class Schedule:
             return steps
         if self._steps_per_epoch is None:
             raise ConfigError(
-                f"schedule.{name}_epochs={epochs}: this task's data is a stream, of which it isn't known how "
-                f"much an epoch is; give schedule.{name}_steps"
+                f"schedule.{name}_epochs={epochs}: the length of an epoch is unknown for streamed data; set "
+                f"schedule.{name}_steps"
             )
         return epochs * self._steps_per_epoch
 

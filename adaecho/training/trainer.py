@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,17 +12,15 @@ from torch import nn
 
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
-from adaecho.echo.state import sealed
-from adaecho.errors import ConfigError
-from adaecho.masking import masked
+from adaecho.errors import ConfigError, FolderError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.status import Status
 from adaecho.tasks.base import Batch, Task
 from adaecho.training import draws
 from adaecho.training.device import Clocks, choose_device, choose_precision, measure, place
-from adaecho.training.interrupt import WaitEndedError
+from adaecho.training.interrupt import Interrupt, WaitEndedError
 from adaecho.training.loader import make_loader
-from adaecho.training.optimizer import average_of, clip, deal, load_optimizer, make_optimizer, set_rate
+from adaecho.training.optimizer import average_of, deal, load_optimizer, make_optimizer, set_rate
 from adaecho.training.parallel import MeanLoss, average_statistics, num_passes, share_of, undone
 from adaecho.training.progress import Progress, budget_spent, is_at_chance, is_better, meets
 from adaecho.training.schedule import Schedule
@@ -62,7 +60,7 @@ class Trainer:
         config: the run.
         task: its workload.
         record: called with the metrics of each evaluation.
-        interrupted: asked between steps: the number of a signal that came ends the loop as ``preempted``.
+        interrupt: asked between steps: a signal that came ends the loop as ``preempted``.
         checkpoint_due: asked between steps.
         between_steps: called there, with whether a checkpoint is due.
         prune: asked with the fresh examples so far after each evaluation that missed the target; true
@@ -70,7 +68,6 @@ class Trainer:
         ranks: this process among those that step together.
 
     Attributes:
-        is_waiting: for the loader, at this moment.
         fresh_examples: read for the steps so far, by all ranks.
         signal: number of the one that ended the loop, on whichever rank it came; 0 before.
         best_model: the weights of ``progress.best``, on the CPU; None before the first evaluation.
@@ -81,15 +78,15 @@ class Trainer:
         config: Config,
         task: Task,
         *,
-        record: Callable[[Line], None],
-        interrupted: Callable[[], int],
+        record: Callable[[Line], None] = lambda _: None,
+        interrupt: Interrupt | None = None,
         checkpoint_due: Callable[[], bool] = lambda: False,
         between_steps: Callable[["Trainer", bool], None] = lambda *_: None,
         prune: Callable[[int], bool] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.ranks, self._prune = config, ranks, prune
-        self._record, self._interrupted = record, interrupted
+        self._record, self._interrupt = record, interrupt or Interrupt()
         self._checkpoint_due, self._between_steps = checkpoint_due, between_steps
         self.device = choose_device(config)
         self.task = task
@@ -122,7 +119,6 @@ class Trainer:
         self._losses = 0
         self.fresh_examples = 0
         self.signal = 0
-        self.is_waiting = False
         self.best_model: dict[str, torch.Tensor] | None = None
 
     def train(self) -> Status:
@@ -163,9 +159,9 @@ class Trainer:
         if self.ranks.is_alone and self.config.compile == "off":
             return True
         batch = None
-        with suppress(WaitEndedError), self._waiting():
+        with suppress(WaitEndedError), self._interrupt.waiting():
             batch = self.loader.peek()
-        known = self.ranks.gather((batch is not None, self._interrupted()))
+        known = self.ranks.gather((batch is not None, self._interrupt.signal))
         if batch is None or not all(came for came, _ in known):
             self.signal = next((int(number) for _, number in known if number), 0)
             return False
@@ -178,24 +174,9 @@ class Trainer:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Inside, no thread of the loader's works; a signal ends the wait for one that does not come back.
-
-        Raises:
-            WaitEndedError: it did.
-        """
-        with ExitStack() as stack:
-            with self._waiting():
-                stack.enter_context(self.loader.paused())
+        """Inside, no thread of the loader's works, and training time stands still."""
+        with self.loader.paused(), self.clocks.uncounted(self.device):
             yield
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Inside, the run waits for the loader, which a signal may end."""
-        try:
-            self.is_waiting = True
-            yield
-        finally:
-            self.is_waiting = False
 
     def _look_ahead(self) -> _Outlook | None:
         """Wait until the next batch lies ready on every rank, and put together what they know.
@@ -203,12 +184,12 @@ class Trainer:
         None where a signal ended the wait: the batch then counts as not taken.
         """
         try:
-            with self._waiting():
+            with self._interrupt.waiting():
                 mine = self.loader.next_fresh_examples()
         except WaitEndedError:
             mine = _NONE
         known = self.ranks.gather(
-            (mine, self._interrupted(), self._checkpoint_due(), self._is_done(), self.clocks.peek())
+            (mine, self._interrupt.signal, self._checkpoint_due(), self._is_done(), self.clocks.peek())
         )
         outlook = _Outlook(
             int(sum(ahead for ahead, *_ in known)),
@@ -244,9 +225,6 @@ class Trainer:
             self.config, steps=steps, fresh_examples_ahead=ahead, train_time_s=outlook.train_time_s
         ):
             return Status.BUDGET_SPENT
-        if outlook.signal:
-            self.signal = outlook.signal
-            return Status.PREEMPTED
         self._between_steps(self, bool(outlook.checkpoint_due))
         return None
 
@@ -254,7 +232,8 @@ class Trainer:
         set_rate(self.optimizer, self.learning_rate())
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._mean_loss.backward(self._deal(batch))
-        clip(self.model, self.config.optimizer.clip_norm)
+        if self.config.optimizer.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm)
         self._update()
         if self.average is not None:
             self.average.update_parameters(self.model)
@@ -330,11 +309,6 @@ class Trainer:
             "fresh_examples_in_buffer": self.counts()["fresh_examples_in_buffer"],
             **self.times(),
         }
-        if taken := metrics.keys() & (counts | others).keys():
-            raise ConfigError(
-                f"task {self.task.name}: evaluate returned {', '.join(sorted(taken))}, which are columns of "
-                "the records; give its metrics other names"
-            )
         line = {**counts, **metrics, **others}
         self._loss_sum.zero_()
         self._losses = 0
@@ -372,7 +346,7 @@ class Trainer:
 
     def measure(self, split: Any) -> dict[str, float]:
         """Metrics on a whole split, on the evaluation clock, with the loader at rest."""
-        with self.at_rest(), self.clocks.evaluating(self.device):
+        with self.loader.paused(), self.clocks.evaluating(self.device):
             average_statistics(self.evaluated, self.ranks)
             metrics = measure(self.task, self.evaluated, split, self.device, self.precision, self.ranks)
             self.model.train()
@@ -383,7 +357,7 @@ class Trainer:
         at_end = self.task.at_end
         if at_end is None:
             return {}
-        with self.at_rest(), self.clocks.evaluating(self.device), torch.inference_mode():
+        with self.loader.paused(), self.clocks.evaluating(self.device), torch.inference_mode():
             self.evaluated.eval()
             return self.ranks.from_first(lambda: at_end(self.evaluated, self.device))
 
@@ -432,43 +406,35 @@ class Trainer:
             "wait_time_s": self.loader.wait_time_s,
         }
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any]:
         """Everything that decides what follows the last step: readable without executing pickled code.
 
-        All ranks call it, and rank 0 gets the state, with each rank's own part.
+        All ranks call it; each one's own part is under ``ranks``.
         """
         consolidate = getattr(self.optimizer, "consolidate_state_dict", None)
         if consolidate is not None:  # a ZeroRedundancyOptimizer's, also under AdaScale
             consolidate(to=0)
-        parts = self.ranks.gather_on_first(self._own_state())
-        if parts is None:
-            return None
+        own = {
+            "loader": self.loader.state_dict(),
+            "rng": draws.state(self.device),
+            "losses": (self._loss_sum.cpu(), self._recent_losses.cpu(), self._losses),
+            "buffers": {name: buffer.cpu() for name, buffer in self._buffers().items()},
+        }
         return {
-            "device": self.device.type,
-            "precision": self.precision,
-            "fingerprint": self.task.fingerprint,
+            **self._must_match(),
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "best_model": self.best_model,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict() if self.ranks.is_first else None,
             "progress": asdict(self.progress),
             "fresh_examples": self.fresh_examples,
-            "clocks": {"train_time_s": self.clocks.train_time_s, "eval_time_s": self.clocks.eval_time_s},
-            "ranks": parts,
+            "clocks": asdict(self.clocks),
+            "ranks": self.ranks.gather_objects(own),
         }
 
-    def _own_state(self) -> dict[str, Any]:
-        """This rank's part of the state: where its data, its draws and its batch norm stand."""
-        own = {} if self.ranks.is_first else self._buffers()
-        loader = self.loader.state_dict()
-        # Errors may name a url with its secrets; what a source told of its position has to stay as it is.
-        loader = sealed({**loader, "bad_examples": masked(loader["bad_examples"])})
-        return {
-            "loader": loader,
-            "rng": draws.state(self.device),
-            "losses": {"sum": self._loss_sum, "recent": self._recent_losses, "count": self._losses},
-            "buffers": {name: buffer.cpu() for name, buffer in own.items()},
-        }
+    def _must_match(self) -> dict[str, Any]:
+        """What a checkpoint can only be continued with."""
+        return {"device": self.device.type, "precision": self.precision, "world_size": self.ranks.world_size}
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """The model's, which each rank has its own of, and those of the average."""
@@ -476,11 +442,18 @@ class Trainer:
         return {**dict(self.model.named_buffers()), **average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict``'s result, on as many ranks."""
+        """Continue from ``state_dict``'s result.
+
+        Raises:
+            FolderError: it was made on another kind of device, in another precision or on other ranks.
+        """
+        for key, now in self._must_match().items():
+            if state[key] != now:
+                raise FolderError(
+                    f"the checkpoint was begun with {key}={state[key]}, and here it would go on with {now}; "
+                    "continue on the same kind of machine with as many processes, or use fresh=true"
+                )
         own = state["ranks"][self.ranks.rank]
-        if state.get("fingerprint", {}) != self.task.fingerprint:  # and data.allow_changed says that it may
-            # Examples that are read again need not be what they were.
-            own["loader"] = sealed({**own["loader"], "witnesses": []})
         self.model.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -492,8 +465,7 @@ class Trainer:
         self.loader.load_state_dict(own["loader"])
         self.progress = Progress(**state["progress"])
         self.clocks = Clocks(**state["clocks"])
-        self._loss_sum = own["losses"]["sum"].to(self.device)
-        self._recent_losses = own["losses"]["recent"].to(self.device)
-        self._losses = own["losses"]["count"]
+        loss_sum, recent, self._losses = own["losses"]
+        self._loss_sum, self._recent_losses = loss_sum.to(self.device), recent.to(self.device)
         draws.restore(own["rng"], self.device)
         self.fresh_examples = state["fresh_examples"]

@@ -1,14 +1,13 @@
 """Faults at random places of small real runs, each resumed and compared with the undisturbed run.
 
     python -m tests.faults.campaign                      # the long form: 2,000 kills, an hour on one core
-    python -m tests.faults.campaign --kills 50 --sweeps 0 --power-cuts 0
+    python -m tests.faults.campaign --kills 50 --sweeps 0 --rank-kills 0
     python -m tests.faults.campaign --limit-s 1200 --out results/faults/campaign.json
 
 The kinds take turns, so that a campaign that is cut short has seen all of them. The places follow from
 ``--seed``; those of sweeps, whose processes race, do not. A story is one run with all its faults; it must end
-the ``same`` as the undisturbed run (metrics, summary and weights, clocks aside). Damage that can't be undone
-may be ``refused`` instead, with a message; ``different`` and ``crashed`` must stay 0. Power cuts need root,
-for they copy a mounted loop device in mid-run.
+the ``same`` as the undisturbed run (metrics, summary and weights, clocks aside); ``different`` and
+``crashed`` must stay 0.
 """
 
 import argparse
@@ -24,8 +23,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,11 @@ from hydra import compose, initialize_config_dir
 from adaecho.config.schema import from_plain, to_plain
 from adaecho.run import CONF
 from tests.faults import piece
-from tests.faults.workloads import WORKLOADS, change, config_of
-from tests.shards import hostile
 
 STEPS = 24
 # Disk touches and steps of one undisturbed run, about: where faults fall.
 PLACES = 420
-TOUCHES = 100  # the same of a run of a workload
 ROUNDS = 40
-HEADERS = 250  # archives of one story
 ARMS = {
     "none": ("echo=none",),
     "batch": ("echo=batch", "echo.factor=1.5"),
@@ -55,7 +50,6 @@ RUN = (
     "evaluate.every_fresh_examples=128", "checkpoint_every_s=0", f"max_steps={STEPS}",
     "max_fresh_examples=null", "adascale.num_gradients_to_accumulate=2",
 )  # fmt: skip
-DAMAGED = ("checkpoint/last.pt", "checkpoint/last.pt", "metrics.jsonl", "config.yaml", "environment.json")
 
 Outcome = Counter[str]
 ONE: Outcome = Counter(stories=1, faults=1)
@@ -93,12 +87,8 @@ class Campaign:
 
     def _run_undisturbed(self, run: str) -> str:
         folder = self.root / f"undisturbed-{run}"
-        assert piece.finish(self._plain(run), folder) == piece.DONE
+        assert piece.finish(plain(run), folder) == piece.DONE
         return fingerprint(folder)
-
-    def _plain(self, run: str) -> dict[str, Any]:
-        """The config of an arm on embedded digits, or of a workload on its files."""
-        return plain(run) if run in ARMS else config_of(run, self.root / f"data-{run}")
 
     def tell(self, kind: str, story: Callable[[random.Random, str, Path], Outcome], until: int) -> None:
         """Tell stories of a kind until that many faults have happened."""
@@ -115,120 +105,22 @@ class Campaign:
 
     def _end(self, run: str, folder: Path, code: int | None = None) -> Outcome:
         """Of a run that is brought to its end, or that ended so."""
-        code = piece.finish(self._plain(run), folder) if code is None else code
-        if code in (piece.REFUSED, piece.CRASHED) or code < 0:
-            return Counter({"refused" if code == piece.REFUSED else "crashed": 1})
+        code = piece.finish(plain(run), folder) if code is None else code
+        if code != piece.DONE:
+            return Counter(crashed=1)
         return Counter({"same" if fingerprint(folder) == self._undisturbed(run) else "different": 1})
-
-    def _killed_until_it_ends(self, run: str, folder: Path, places: Callable[[], int]) -> Outcome:
-        faults = 0
-        while (code := piece.finish(self._plain(run), folder, "kill", places())) < 0:
-            faults += 1
-        return Counter(stories=1, faults=faults) + self._end(run, folder, code)
 
     def killed(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """Killed again and again, at any touch of the disk or step, until it comes to its end."""
-        return self._killed_until_it_ends(arm, folder, lambda: choose.randrange(1, PLACES))
+        faults = 0
+        while (code := piece.finish(plain(arm), folder, "kill", choose.randrange(1, PLACES))) < 0:
+            faults += 1
+        return Counter(stories=1, faults=faults) + self._end(arm, folder, code)
 
     def filled(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """The disk is full from some write on; with room again, the same command."""
         full = piece.finish(plain(arm), folder, "full", choose.randrange(1, PLACES // 2))
         return ONE + self._end(arm, folder, full if full == piece.CRASHED else None)
-
-    def damaged(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
-        """A flipped bit, a zeroed sector or a cut in a record of a run that was killed half-way."""
-        if piece.finish(plain(arm), folder, "kill", choose.randrange(PLACES // 4, PLACES // 2)) >= 0:
-            return Counter()
-        path = folder / choose.choice(DAMAGED)
-        if not path.exists() or not (data := bytearray(path.read_bytes())):
-            return Counter()
-        place = choose.randrange(len(data))
-        match choose.choice(("bit", "bit", "sector", "cut")):
-            case "bit":
-                data[place] ^= 1 << choose.randrange(8)
-            case "sector":
-                start = place // 512 * 512
-                data[start : start + 512] = bytes(len(data[start : start + 512]))
-            case "cut":
-                del data[place:]
-        path.write_bytes(data)
-        return ONE + self._end(arm, folder)
-
-    def cut(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
-        """The device is copied in mid-run, the copy mounted, and the run continued there."""
-        with _device_and_copy(folder, 24 << 20) as (image, copy):
-            with _mounted(image, folder):
-                process = piece.start(plain(arm), folder / "run", "stop", choose.randrange(1, PLACES))
-                _wait(lambda: not process.is_alive() or _state(process.pid) == "T")
-                shutil.copyfile(image, copy)
-                process.kill()
-                process.join()
-            with _mounted(copy, folder):
-                return ONE + self._end(arm, folder / "run")
-
-    def workload(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
-        """Parquet, pickles, tar shards, photographs, boxes or text: killed until it comes to its end."""
-        name = choose.choice(list(WORKLOADS))
-        ended = self._killed_until_it_ends(name, folder, lambda: choose.randrange(1, TOUCHES))
-        return Counter({name: 1}) + ended
-
-    def changed(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
-        """A bit of the data flips while a run is stopped: refused; with the data put back, the same."""
-        name = choose.choice(list(WORKLOADS))
-        if not self._stopped(name, choose, folder):
-            return Counter()
-        data, kept = Path(self._plain(name)["data"]["path"]), folder.with_suffix(".data")
-        shutil.copytree(data, kept)
-        change(choose, data)
-        code = piece.finish(self._plain(name), folder)
-        shutil.rmtree(data)
-        shutil.copytree(kept, data)
-        outcome = Counter({"stories": 1, "faults": 1, name: 1})
-        if code != piece.REFUSED:
-            return outcome + Counter({"different" if code == piece.DONE else "crashed": 1})
-        return outcome + Counter(refused_before=1) + self._end(name, folder)
-
-    def cached(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
-        """A bit of the cache of tokens flips while a run is stopped: it is made anew."""
-        if not self._stopped("lm1b", choose, folder):
-            return Counter()
-        change(choose, self.root / piece.CACHE)
-        return ONE + self._end("lm1b", folder)
-
-    def _stopped(self, name: str, choose: random.Random, folder: Path) -> bool:
-        """Kill a run of a workload somewhere; whether that left a checkpoint."""
-        self._undisturbed(name)
-        piece.finish(self._plain(name), folder, "kill", choose.randrange(20, TOUCHES))
-        return (folder / "checkpoint/last.pt").exists() and not (folder / "model/final.safetensors").exists()
-
-    def figures(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
-        """``python -m adaecho.figures`` killed anywhere, and run again: every file the same to the byte."""
-        results, reference = self.root / "results/quickstart", self.root / "undisturbed-figures"
-        if not reference.exists():
-            shutil.copytree(Path(__file__).parents[2] / "results/quickstart", results)
-            begun = time.monotonic()
-            assert _draw(results.parent, reference).wait() == 0
-            self._drawing_s = time.monotonic() - begun
-        outcome = Counter(stories=1)
-        for _ in range(choose.randrange(1, 4)):
-            drawing = _draw(results.parent, folder)
-            time.sleep(choose.uniform(0, self._drawing_s))
-            outcome["faults"] += drawing.poll() is None
-            drawing.kill()
-            drawing.wait()
-        code = _draw(results.parent, folder).wait()
-        drawn = [{path.name: path.read_bytes() for path in one.iterdir()} for one in (reference, folder)]
-        outcome["crashed" if code else "same" if drawn[0] == drawn[1] else "different"] += 1
-        return outcome
-
-    def headers(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
-        """Tar archives with mutated headers, read as the standard library reads them or refused by byte."""
-        folder.mkdir()
-        outcome = Counter(stories=HEADERS, faults=HEADERS)
-        for _ in range(HEADERS):
-            content = hostile.mutated(hostile.archive(choose), choose)
-            outcome[hostile.verdict(content, folder / "shard.tar").partition(" ")[0].rstrip(":")] += 1
-        return outcome
 
     def sweep(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """A sweep of which a worker, the launcher or the whole group is killed, until it comes to its end."""
@@ -275,26 +167,11 @@ class Campaign:
         same = runs and all(fingerprint(reference / run) == fingerprint(folder / run) for run in runs)
         return Counter({"same" if same else "different": 1})
 
-    def sweep_cut(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
-        """A power cut while a sweep's launcher and workers are at it, and the sweep continued."""
-        with _cut_off(folder, _launch, "*/*/*/metrics.jsonl", choose.uniform(0, 2)) as run:
-            return ONE + self._end_of(run, "sweep", _launch, "*/*/*/summary.json")
-
-    def ranks_cut(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
-        """The same of two ranks under torchrun."""
-        launch = partial(_launch_ranks, arm)
-        with _cut_off(folder, launch, "checkpoint/last.pt", choose.uniform(0, 8)) as run:
-            return ONE + self._end_of(run, f"ranks-{arm}", launch, "summary.json")
-
 
 def _started(*command: str) -> "subprocess.Popen[bytes]":
     null = subprocess.DEVNULL
     command = (sys.executable, "-m", *command)
     return subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True)
-
-
-def _draw(results: Path, into: Path) -> "subprocess.Popen[bytes]":
-    return _started("adaecho.figures", "--results", str(results), "--into", str(into))
 
 
 def _launch_ranks(arm: str, folder: Path) -> "subprocess.Popen[bytes]":
@@ -326,54 +203,8 @@ def _wait_for(launcher: "subprocess.Popen[bytes]", folder: Path, pattern: str) -
         time.sleep(0.05)
 
 
-@contextmanager
-def _cut_off(folder: Path, launch: Launch, pattern: str, after_s: float) -> Iterator[Path]:
-    """What a power cut leaves of what is launched, some time after the first such file, while mounted.
-
-    The processes stand still while their device is copied, as all do at once in a power cut.
-    """
-    with _device_and_copy(folder, 64 << 20) as (image, copy):
-        with _mounted(image, folder):
-            launcher = launch(folder / "run")
-            _wait_for(launcher, folder / "run", pattern)
-            time.sleep(after_s)
-            stopped: list[int] = []
-            while new := [pid for pid in _tree(launcher.pid) if pid not in stopped]:
-                _kill(new, signal.SIGSTOP)
-                stopped += new
-            _wait(lambda: all(_state(pid) in "TXZ" for pid in stopped))
-            shutil.copyfile(image, copy)
-            _kill(stopped)
-            launcher.wait()
-            _wait(lambda: all(_state(pid) in "XZ" for pid in stopped))
-        with _mounted(copy, folder):
-            yield folder / "run"
-
-
-@contextmanager
-def _device_and_copy(folder: Path, size: int) -> Iterator[tuple[Path, Path]]:
-    image, copy = folder.with_suffix(".image"), folder.with_suffix(".copy")
-    with image.open("wb") as file:
-        file.truncate(size)
-    try:
-        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
-        yield image, copy
-    finally:
-        image.unlink()
-        copy.unlink(missing_ok=True)
-
-
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _tree(pid: int) -> list[int]:
-    """A process and all below it; a thread may have started a child, too."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [one for child in path.read_text().split() for one in _tree(int(child))]
-    return [pid, *found]
 
 
 def _state(pid: int) -> str:
@@ -383,31 +214,12 @@ def _state(pid: int) -> str:
         return "X"
 
 
-@contextmanager
-def _mounted(image: Path, folder: Path) -> Iterator[None]:
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 # What each option counts, and how many of it the long form tells.
 KINDS = {
     "kills": (Campaign.killed, 2000),
-    "damages": (Campaign.damaged, 400),
     "full-disks": (Campaign.filled, 200),
-    "power-cuts": (Campaign.cut, 60),
     "sweeps": (Campaign.sweep, 40),
     "rank-kills": (Campaign.ranks, 40),
-    "headers": (Campaign.headers, 100_000),
-    "workloads": (Campaign.workload, 400),
-    "changes": (Campaign.changed, 200),
-    "caches": (Campaign.cached, 100),
-    "figures": (Campaign.figures, 40),
-    "sweep-cuts": (Campaign.sweep_cut, 20),
-    "rank-cuts": (Campaign.ranks_cut, 20),
 }
 
 

@@ -11,7 +11,6 @@ from adaecho.config.schema import from_plain
 from adaecho.errors import UserError
 from tests.forks import FORKS
 
-CACHE = "cache"  # of tokens, beside the folders of the runs
 DONE, CRASHED, REFUSED = 0, 1, 3
 
 
@@ -19,8 +18,7 @@ def _fill() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-# What can happen: a kill, a stop (for a power cut while it lasts), a full disk.
-# What can happen: a kill, a stop (for a power cut while it lasts), a full disk.
+# What can happen.
 FAULTS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "full": _fill}
 
 
@@ -28,7 +26,6 @@ def run_piece(plain: dict[str, Any], folder: str, fault: str | None, at: int) ->
     """Run or continue the run in ``folder``; exits with ``DONE``, ``CRASHED`` or ``REFUSED``."""
     from adaecho.training import trainer, trial
 
-    os.environ["ADAECHO_CACHE"] = str(Path(folder).parent / CACHE)
     calls = [0]
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:

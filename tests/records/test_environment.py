@@ -1,6 +1,5 @@
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from adaecho.records import environment as module
 from adaecho.records.environment import environment
-from tests.forks import typed
 
 
 def test_it_names_what_can_change_a_result():
@@ -67,9 +65,3 @@ def test_a_record_names_a_commit_of_this_repository_or_says_why_not(origin):
         sha = made["git"] and made["git"]["sha"]
         known = sha and git(ROOT, "merge-base", "--is-ancestor", sha, "HEAD")[0] == 0
         assert known or "established" in note or sha[:7] in note
-
-
-def test_the_line_for_reports_names_code_and_machine_but_not_the_host():
-    (line,) = typed("adaecho.records.environment").out.splitlines()
-    for part in (environment()["code"], f"Python {platform.python_version()}", "torch 2", " cores, "):
-        assert part in line

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 from copy import deepcopy
 
 import pytest
@@ -43,13 +42,13 @@ def folder(tmp_path):
 
 
 def test_a_new_folder_holds_config_overrides_and_environment(folder):
-    assert folder.start(CONFIG, ["echo=batch", "echo.factor=2"], {"host": "a"}) is False
+    folder.start(CONFIG, ["echo=batch", "echo.factor=2"], {"host": "a"})
     text = (folder.path / "config.yaml").read_text()
     assert text.startswith('# overrides: ["echo=batch", "echo.factor=2"]\n')
     assert from_plain(folder.read_config()).optimizer.learning_rate == 1e-5
     assert folder.read_config() == CONFIG
     assert json.loads((folder.path / "environment.json").read_text()) == {"host": "a"}
-    assert folder.checkpoint_dir.is_dir()
+    assert folder.checkpoint.parent.is_dir()
     assert folder.read_summary() is None
     assert folder.read_metrics() == []
 
@@ -57,13 +56,13 @@ def test_a_new_folder_holds_config_overrides_and_environment(folder):
 def test_the_same_run_continues_also_elsewhere_and_with_larger_budgets(folder):
     folder.start(CONFIG, (), {"host": "a"})
     for host in "bbc":
-        assert folder.start(CONFIG, (), {"host": host}) is True
+        folder.start(CONFIG, (), {"host": host})
     environment = json.loads((folder.path / "environment.json").read_text())
     assert environment == {"host": "c", "earlier": [{"host": "a"}, {"host": "b"}]}
     wider = changed(tracking={"kind": "wandb"}, data__num_workers=4, max_fresh_examples=80000)
-    assert folder.start(wider) is True
+    folder.start(wider)
     assert folder.read_config()["max_fresh_examples"] == 80000
-    assert folder.start(changed(max_fresh_examples=None)) is True
+    folder.start(changed(max_fresh_examples=None))
 
 
 def test_another_run_and_a_smaller_budget_are_refused_with_every_difference(folder):
@@ -85,38 +84,23 @@ def test_another_run_and_a_smaller_budget_are_refused_with_every_difference(fold
 
 def test_fresh_keeps_the_old_runs_beside_the_new_one(folder):
     for number in range(3):
-        assert folder.start(changed(batch_size=number), fresh=True) is False
+        folder.start(changed(batch_size=number), fresh=True)
         folder.append_metrics({"number": number})
         assert folder.read_metrics() == [{"number": number}]
     old = [RunFolder(folder.path.with_name(f"run.old-{number}")) for number in (1, 2)]
     assert [run.read_metrics() for run in old] == [[{"number": 0}], [{"number": 1}]]
     assert len(list(folder.path.parent.iterdir())) == 3, "the first moved nothing"
-    assert not any((run.path / "lock").exists() for run in old)
     with pytest.raises(FolderError, match=f"process {os.getpid()}"), RunFolder(folder.path).lock():
         pass
 
 
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "summary.json", "checkpoint/last.pt", "model/final.safetensors"]
-)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
 def test_records_without_a_config_are_refused(folder, name):
-    (folder.path / name).parent.mkdir(exist_ok=True)
     (folder.path / name).write_text("{}\n")
     with pytest.raises(FolderError, match=r"no config\.yaml.*fresh=true"):
         folder.start(CONFIG)
-    assert folder.start(CONFIG, fresh=True) is False
-
-
-def test_a_run_that_goes_on_leaves_a_hard_linked_copy_of_it_alone(folder):
-    folder.start(CONFIG)
-    for number in (1, 2):
-        folder.append_metrics({"number": number})
-    copy = folder.path.with_name("copy")
-    shutil.copytree(folder.path, copy, copy_function=os.link)
-    folder.truncate_metrics(1)
-    folder.append_metrics({"number": 3})
-    assert folder.read_metrics() == [{"number": 1}, {"number": 3}]
-    assert RunFolder(copy).read_metrics() == [{"number": 1}, {"number": 2}]
+    folder.start(CONFIG, fresh=True)
+    assert folder.moved_to == folder.path.with_name("run.old-1")
 
 
 def test_metrics_are_lines_of_strict_json_that_are_cut_back_to_a_checkpoint(folder):
@@ -137,22 +121,13 @@ def test_metrics_are_lines_of_strict_json_that_are_cut_back_to_a_checkpoint(fold
     assert path.read_text() == text
     folder.truncate_metrics(0)
     assert path.read_bytes() == b""
-    path.write_text('{"a": 1}\n{"a\n{"a": 3}\n')
-    with pytest.raises(FolderError, match="line 2 is damaged"):
-        folder.read_metrics()
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"status": ["x"]}', '{"status": "x"}', "[" * 100_000,
-                                    *(f'{{"status": "reached", "to_target": {{"steps": {cost}}}}}'
-                                      for cost in ("-5", "true", "NaN", '"7"')),
-                                    '{"status": "reached", "steps": -1}', '{"status": "reached", "data": 7}',
-                                    '{"status": "reached", "to_target": 3}'],
-                         ids=lambda damage: damage[-20:])  # fmt: skip
-def test_a_summary_is_replaced_whole_and_one_of_no_status_is_damaged(folder, damage):
+def test_a_summary_is_replaced_whole_and_a_damaged_one_is_named(folder):
     folder.write_summary({"status": "running"})
     folder.write_summary({"status": "reached", "to_target": {"steps": 7}})
     assert folder.read_summary() == {"status": "reached", "to_target": {"steps": 7}}
-    (folder.path / "summary.json").write_text(damage)
+    (folder.path / "summary.json").write_text("{")
     with pytest.raises(FolderError, match=r"summary\.json: damaged"):
         folder.read_summary()
 
@@ -163,20 +138,6 @@ def test_tracebacks_of_all_attempts_stay(folder):
     text = (folder.path / "traceback.txt").read_text()
     assert text.index("ValueError: one\n") < text.index("ValueError: two\n")
     assert text.count("\n") == 4
-
-
-def test_start_removes_what_a_kill_left_of_an_atomic_write(folder):
-    folder.start(CONFIG)
-    (folder.path / "model").mkdir()
-    names = (".summary.json.1.tmp", "checkpoint/.last.pt.1.tmp", "model/.final.safetensors.1.tmp")
-    torn = [folder.path / name for name in names]
-    for path in torn:
-        path.write_text("half")
-    exported = folder.path / ".wandb.json.1.tmp"  # by the export of the piece before, which may not be done
-    exported.write_text("half")
-    folder.start(CONFIG)
-    assert not any(path.exists() for path in torn)
-    assert exported.exists()
 
 
 @pytest.mark.parametrize(
@@ -195,25 +156,18 @@ def test_writing_needs_the_lock(tmp_path, write):
         write(run)
     with run.lock():
         write(run)
-        holder = json.loads((run.path / "lock").read_text())
         (run.path / "lock").write_text("{}")  # another process took over while this one slept
-        with pytest.raises(FolderError, match="does not hold its lock"):
-            write(run)
-        other = {**holder, "host": "elsewhere", "token": "another"}  # and is at it now
-        (run.path / "lock").write_text(json.dumps(other))
         with pytest.raises(FolderInUseError, match="does not hold its lock"):
             write(run)
 
 
-def test_fresh_moves_no_folder_that_a_process_works_in_or_that_holds_more_than_a_run(folder, monkeypatch):
-    folder.start(CONFIG)
-    (folder.path / "thesis.tex").touch()
-    with pytest.raises(FolderError, match=r"holds more than a run \(thesis\.tex\)"):
-        folder.start(CONFIG, fresh=True)
-    (folder.path / "thesis.tex").unlink()
-    (folder.path / "model").mkdir()
-    for inside in (folder.path, folder.path / "model"):
-        monkeypatch.chdir(inside)
-        with pytest.raises(FolderError, match="is or holds the current folder"):
-            folder.start(CONFIG, fresh=True)
-    assert folder.read_config() == CONFIG
+def test_urls_in_a_config_lose_user_password_and_query(folder):
+    url = "https://bob:pw@h:80/a-{0..3}.tar?X-Amz-Signature=abc&b=1"
+    folder.start(changed(data__path=url), [f"data.path={url}"])
+    folder.start(changed(data__path=url.replace("abc", "def")))  # signed anew
+    folder.write_traceback(f"ValueError: {url} is gone")
+    for name in ("config.yaml", "traceback.txt"):
+        text = (folder.path / name).read_text()
+        assert "https://***@h:80/a-{0..3}.tar?***" in text
+        assert "pw" not in text
+        assert "abc" not in text

@@ -1,22 +1,16 @@
 """W&B's own client against a server on this machine: what it is sent, and that no run minds how it fails."""
 
-import functools
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from adaecho.config.schema import Config
 from adaecho.records import tracking
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.faults.campaign import fingerprint
 from tests.needs import first_form
 from tests.records.wandb_server import Server, serving
-from tests.tasks.test_cifar10_shards import TINY, shards  # noqa: F401
-from tests.test_secrets import PASSWORD, SECRETS, USER, holds_no_secret, served  # noqa: F401
 
 RUN_FOLDER = Path("run")
 ONLINE = ("tracking=wandb", "tracking.mode=online")
@@ -34,12 +28,6 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {**values, "WANDB_API_KEY": "0123456789" * 4}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)
-
-
-def _run_online(config: Config, overrides: Sequence[str] = ()) -> None:
-    with ExitStack() as stack:
-        begun = functools.partial(stack.enter_context, tracking.exported(config.tracking, RUN_FOLDER))
-        assert run_trial(config, RUN_FOLDER, overrides, begun=begun)["status"] == "budget_spent"
 
 
 def _wait_until_asked(server: Server) -> None:
@@ -72,29 +60,3 @@ def test_a_run_is_the_same_whatever_the_server_does(
             assert sum(b'\\"fresh_examples\\":' in one and b"accuracy" in one for one in server.sent)
         else:
             assert 1 <= warned <= 2, "by the process that exports, and by the one that has waited for it"
-
-
-def test_nothing_that_is_sent_holds_a_secret(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, served: list[str]  # noqa: F811
-) -> None:  # fmt: skip
-    with serving("answers") as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        _run_online(compose_config(*TINY, *served, *ONLINE), served)
-        sent = b"\n".join(server.sent)
-    assert b"http://***@127.0.0.1:" in sent.replace(b"\\u002a", b"*")  # the config has come, masked
-    assert b"accuracy" in sent
-    assert [secret for secret in SECRETS if secret.encode() in sent] == []
-
-
-@pytest.mark.parametrize("kind", first_form("query", also=["user"]))
-def test_what_the_url_of_the_server_holds_is_not_kept_or_shown(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
-) -> None:
-    with serving("answers") as server:
-        user = server.url.replace("://", f"://{USER}:{PASSWORD}@")
-        monkeypatch.setenv("WANDB_BASE_URL", user if kind == "user" else f"{server.url}/?token={PASSWORD}")
-        _run_online(compose_config(*RUN, *ONLINE))
-    said = capfd.readouterr()
-    holds_no_secret(Path.cwd(), said.out, said.err)
-    assert said.err.count("tracking: WANDB_BASE_URL has a query") == (kind == "query")
-    assert bool(server.sent) == (kind == "user")

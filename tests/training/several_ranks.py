@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaecho.config.schema import Config, from_typed, to_plain
+from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.errors import UserError
 from adaecho.ranks import joined
 from adaecho.training.trial import run_trial
@@ -37,7 +37,7 @@ def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before:
     os.environ |= variables
     if before is not None:
         before(int(variables["RANK"]))
-    config, log = from_typed(plain), Path(f"{folder}.rank{variables['RANK']}")
+    config, log = from_plain(plain), Path(f"{folder}.rank{variables['RANK']}")
     try:
         with joined(torch.device("cpu"), config.rank_timeout_s) as ranks:
             summary = run_trial(config, Path(folder), ranks=ranks)
@@ -46,8 +46,6 @@ def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before:
         log.write_text(f"{type(error).__name__}: {error}")
         if not isinstance(error, UserError):
             sys.exit(1)
-        if not error.told_elsewhere:
-            log.with_suffix(f"{log.suffix}.shown").touch()
         sys.exit(2)
 
 
@@ -84,8 +82,3 @@ def run_on(
     logs = [Path(f"{folder}.rank{rank}") for rank in range(world_size)]
     said = [log.read_text() if log.exists() else "" for log in logs]
     return [(process.exitcode, text) for process, text in zip(processes, said, strict=True)]
-
-
-def shown_by(folder: Path | str) -> list[int]:
-    """The ranks that showed the user why they ended."""
-    return [rank for rank in range(9) if Path(f"{folder}.rank{rank}.shown").exists()]

@@ -70,7 +70,7 @@ def _trainer(compose_config: Compose, *overrides: str, weight: Callable[[Any], A
         build_model=lambda: nn.Linear(3, 1), loss=_loss, evaluate=lambda *_, **__: {"accuracy": 0.0},
         weight=weight,
     )  # fmt: skip
-    return Trainer(config, task, record=lambda _: None, interrupted=lambda: False)
+    return Trainer(config, task, record=lambda _: None)
 
 
 @pytest.mark.parametrize("weight", [None, lambda batch: batch["mask"].sum()], ids=["of the loss", "its own"])

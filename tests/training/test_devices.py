@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaecho.errors import ConfigError
-from adaecho.training import device, trainer
+from adaecho.training import trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.helpers import metrics
@@ -49,44 +49,6 @@ def test_a_compiled_model_takes_the_same_steps(
     run_trial(compose_config(*RUN, "device=cpu", "compile=default"), Path("compiled"))
     assert counters["stats"]["unique_graphs"] > compiled
     assert losses("compiled") == pytest.approx(losses("eager"), rel=1e-4)
-
-
-def test_a_compiled_sequential_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch before 2.15 passes by its own containers, and would compile block by block."""
-    from torch._dynamo.utils import counters
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    model = torch.nn.Sequential(
-        *(torch.nn.Sequential(torch.nn.Linear(n, n + 1), Sine()) for n in range(1, 4))
-    )
-    before = counters["stats"]["unique_graphs"]
-    device.compile_model(model, "default")
-    assert model(torch.ones(2, 1)).shape == (2, 4)
-    assert counters["stats"]["unique_graphs"] == before + 1
-
-
-class Sine(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.sin()
-
-
-def test_a_processor_that_emulates_bfloat16_is_told_of_once(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    device._tell_of_emulation.cache_clear()
-    for has_it in (True, False, False):
-        monkeypatch.setattr(device, "_cpu_computes_bfloat16", lambda has_it=has_it: has_it)
-        found = {
-            name: device.choose_precision(compose_config(f"precision={name}"), torch.device("cpu"))
-            for name in ("auto", "float32", "bfloat16")
-        }
-        assert found == {
-            "auto": "bfloat16" if has_it else "float32", "float32": "float32", "bfloat16": "bfloat16"
-        }  # fmt: skip
-        if has_it:
-            assert not capsys.readouterr().err
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: precision=bfloat16: this processor has no instructions for it")
 
 
 @pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")], ids=str)

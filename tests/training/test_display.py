@@ -6,9 +6,6 @@ import pty
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,19 +43,6 @@ def _trainer(loader: Any) -> Any:
     )  # fmt: skip
 
 
-class _Listening(Display):
-    """Its lines are kept, and ``told`` is set at each."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.lines: list[str] = []
-        self.told = threading.Event()
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-        self.told.set()
-
-
 def test_a_short_run_prints_no_lines_of_its_own(compose_config: Compose, config: Config) -> None:
     with pytest.MonkeyPatch.context() as patch:  # short by this clock, on a machine however slow
         patch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
@@ -71,64 +55,30 @@ def test_a_short_run_prints_no_lines_of_its_own(compose_config: Compose, config:
 def test_lines_come_ever_more_rarely(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.05)
     lines = _shown(compose_config(*RUN, "checkpoint_every_s=1000000", "max_steps=null", "max_train_time_s=2"))
-    assert 3 <= len(lines) <= 6  # after 0.05, 0.15, 0.35, 0.75 and 1.55 seconds, and evaluations besides
+    assert 3 <= len(lines) <= 6  # after 0.05, 0.15, 0.35, 0.75 and 1.55 seconds
     assert all("left" in line and "fresh" in line for line in lines[1:])
     assert "accuracy" in lines[-1]
 
 
-class _Filling:
-    """A loader that has read a part."""
-
-    settings = SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0})
-
-    def __init__(self) -> None:
-        self.read = iter([7, *[12_007] * 10**6])
-
-    examples_read = property(lambda self: next(self.read))
-
-
-def test_what_takes_long_before_the_first_step_and_at_the_end_is_told(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
-    filling, measuring = _Listening(config), _Listening(config)
-    with filling.showing(_trainer(_Filling())):
-        assert filling.told.wait(30)
-    assert set(filling.lines) == {"reading before the first step: 12,000 of about 20,000 fresh examples"}
-    with measuring.evaluating("test", 61.0):
-        assert measuring.told.wait(30)
-    says = "measuring the weights of the end on the test split: 0:00 (an evaluation took 1:01 on average)"
-    assert measuring.lines[0] == says
-    measuring.told.clear()
-    assert not measuring.told.wait(0.05), "nothing is told after the end"
-
-
-def test_the_end_of_a_run_is_measured_beside_the_display(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, bool]] = []
-
-    @contextmanager
-    def evaluating(_: Display, split: str, expected_s: float | None) -> Iterator[None]:
-        asked.append((split, expected_s is not None))
-        yield
-
-    monkeypatch.setattr(Display, "evaluating", evaluating)
-    _shown(config)
-    assert asked == [("validation", True)]
+def test_what_takes_long_before_the_first_step_is_told(config: Config) -> None:
+    file = io.StringIO()
+    loader = SimpleNamespace(settings=SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0}))
+    with Display(config, Console(file=file)).showing(_trainer(loader)):
+        pass
+    assert file.getvalue() == "reading about 20,000 fresh examples before the first step\n"
 
 
 def test_the_time_left_is_of_the_steps_without_what_came_before_them(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     display = Display(compose_config("task=digits_mlp", "max_steps=100", "max_fresh_examples=null"))
-    trainer = _trainer(SimpleNamespace(settings=SimpleNamespace(to_fill={}), examples_read=0))
+    trainer = _trainer(SimpleNamespace(settings=SimpleNamespace(to_fill={})))
 
     def state(steps: int, now: float) -> str:
         trainer.progress.steps = steps
         monkeypatch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: now))
         display.step(trainer)
-        return display._state(trainer, now)
+        return display._state(trainer, now, steps / 100)
 
     # 100 s of compiling, then a step a second.
     assert "left" not in state(0, 100.0)

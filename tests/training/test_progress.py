@@ -75,7 +75,7 @@ def test_epochs_are_steps_per_epoch_times_as_long_and_those_of_a_stream_are_refu
     # A warmup that is no whole number of steps never exceeds the peak.
     rates = _rates(ScheduleConfig(warmup_epochs=1), range(4), steps_per_epoch=2.5)
     assert rates == pytest.approx([0.4, 0.8, 1.0, 1.0])
-    with pytest.raises(ConfigError, match=r"schedule\.warmup_epochs=3: .* give schedule\.warmup_steps"):
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_epochs=3: .* set schedule\.warmup_steps"):
         Schedule(ScheduleConfig(warmup_epochs=3), 1.0)
 
 

@@ -13,25 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from adaecho import ranks
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.errors import DataError
 from adaecho.ranks import Ranks
 from adaecho.tasks import build_task
-from adaecho.training import interrupt, trainer, trial
+from adaecho.training import trainer, trial
 from adaecho.training.loader import make_loader
-from adaecho.training.parallel import share_of, what_is_seen
+from adaecho.training.parallel import share_of
 from tests.conftest import Compose
 from tests.datasets.text_files import write_folder
 from tests.helpers import metrics, signal_at, summary
 from tests.needs import first_form
-from tests.training.several_ranks import needs_gloo, run_on, shown_by
+from tests.training.several_ranks import needs_gloo, run_on
 
 pytestmark = needs_gloo
 
@@ -218,11 +216,6 @@ def _dies(at_step: int) -> None:
     trainer.Trainer._step = dying  # type: ignore[method-assign]
 
 
-def _patient(_: int) -> None:
-    """A rank waits for the others' words as long as it takes: it is left by none that is killed or hangs."""
-    ranks._REPORT_S = 100.0
-
-
 def _fails(error: Exception) -> None:
     def failing(_: EchoLoader) -> int:
         raise error
@@ -230,8 +223,7 @@ def _fails(error: Exception) -> None:
     EchoLoader.next_fresh_examples = failing  # type: ignore[method-assign]
 
 
-def _fails_patiently(victim: int, error: Exception, rank: int) -> None:
-    _patient(rank)
+def _fails_at(victim: int, error: Exception, rank: int) -> None:
     _on(victim, _fails, (error,), rank)
 
 
@@ -299,16 +291,13 @@ def _noted(error: Exception) -> Exception:
     ),
     ids=["a crash", "the user's", "a crash of rank 0"],
 )
-def test_an_error_of_one_rank_is_told_by_all_and_shown_by_it(
-    config: Config, form: tuple[int, int, Exception]
-) -> None:
+def test_an_error_of_one_rank_is_told_by_all(config: Config, form: tuple[int, int, Exception]) -> None:
     victim, code, error = form
-    ends = run_on(2, config, "run", functools.partial(_fails_patiently, victim, error))
+    ends = run_on(2, config, "run", functools.partial(_fails_at, victim, error))
     assert ends[victim] == (code, f"{type(error).__name__}: {error}")
     assert ends[1 - victim][0] == 2
     assert "another rank failed" in ends[1 - victim][1]
     assert summary("run")["status"] == "failed"
-    assert code == 1 or shown_by("run") == [0, 1]
     assert run_on(2, config, "run") == ENDED
 
 
@@ -360,31 +349,6 @@ def test_ranks_that_see_other_things_are_named(config: Config, compose_config: C
         assert code == 2
         assert said.startswith("RankError: rank 1 sees another config than rank 0: ")
         assert "same command, code and data" in said
-    assert shown_by("run") == [0]
-
-
-class _Torn:
-    """Examples of tensors, whose pickled bytes differ between processes; the first can't be read."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        if row == 0:
-            raise ValueError("torn")
-        return {"x": torch.full((3,), float(row))}
-
-
-def test_what_ranks_see_is_told_by_content(config: Config) -> None:
-    task = replace(build_task(config), source=_Torn(), fingerprint={})
-    seen = [what_is_seen(config, task) for _ in range(2)]
-    assert seen[0] == seen[1]
-    other = replace(task, source=[{"x": torch.zeros(3)}] * 8)
-    assert what_is_seen(config, other)["data"] != seen[0]["data"]
-    columns = {f"column {number}": np.arange(9.0) for number in range(40)}
-    changed = {**columns, "column 1": np.full(9, 7.0)}
-    one, another = (what_is_seen(config, replace(task, source=source)) for source in (columns, changed))
-    assert one != another
 
 
 def _evaluates_without_ranks(_: int) -> None:
@@ -412,15 +376,13 @@ def test_a_signal_to_any_rank_ends_all_at_one_step_and_as_many_go_on(
     assert (summary("run")["steps"], summary("run")["signal"]) == (7, "SIGUSR2")
     ((code, said),) = run_on(1, config, "run")
     assert code == 2
-    assert "begun on 2 ranks, and here there are 1" in said
-    assert "continue with torchrun and 2 processes in all" in said
+    assert "begun with world_size=2, and here it would go on with 1" in said
     assert run_on(2, config, "run") == ENDED
     assert metrics("run") == undisturbed
 
 
 def _first_batch_never_comes() -> None:
     """And it is told to end."""
-    interrupt.WAIT_S = 0.2
 
     def peek(_: EchoLoader) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -437,11 +399,10 @@ def test_a_signal_ends_the_wait_for_the_first_batch_on_all_ranks(config: Config)
 
 
 def test_a_batch_that_cannot_be_dealt_evenly_is_refused(compose_config: Compose) -> None:
-    for code, said in run_on(2, compose_config(*RUN, "batch_size=15"), "run", _patient):
+    for code, said in run_on(2, compose_config(*RUN, "batch_size=15"), "run"):
         assert code == 2
         assert "batch_size=15" in said
         assert "make it a multiple of 2" in said
-    assert shown_by("run") == [0]
 
 
 def test_started_again_by_torchrun_a_fresh_run_goes_on(compose_config: Compose) -> None:

@@ -1,7 +1,6 @@
 """The command under torchrun itself: what it prints, its restarts, and what a killed launcher leaves."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -88,24 +87,6 @@ def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> N
     assert launcher.returncode == 0, errors
     assert "budget_spent:" in out
     assert metrics("run") == whole
-
-
-@pytest.mark.other_forms
-def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[dict[str, Any]]) -> None:
-    launcher, ranks = paced_run()
-    launcher.kill()
-    launcher.communicate(timeout=END_S)
-    wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
-    assert summary("run")["status"] == "preempted"
-    again = torchrun("run", PACED)
-    out, errors = again.communicate(timeout=END_S)
-    assert again.returncode == 0, errors
-    assert metrics("run") == whole
-    assert out.splitlines()[0].endswith(f"run: {paced.NAME}, echo=batch factor=2, no target, 2 ranks")
-    for what in ("budget_spent:", "final weights:", "best weights:"):
-        assert out.count(what) == 1
-    # gloo's own "Warning:" is of hosts whose name does not resolve
-    assert not re.search(r"\wWarning: ", errors)
 
 
 @pytest.mark.other_forms

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from adaecho.tasks import build_task
 from adaecho.training import interrupt, trial
+from adaecho.training.trainer import Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.helpers import metrics, summary
@@ -21,16 +21,13 @@ RUN = ("task=digits_mlp", "max_steps=20", "target.value=null", "echo.shuffle_buf
 
 
 class Dripping:
-    """Rows of arrays; one of them does not come until it is released, and says so by signals.
-
-    ``heard`` is set once the run has heard the first: a second one that came before would be one with it.
-    """
+    """Rows of arrays; one of them does not come until it is released, and says so by a signal."""
 
     thread_safe = True
 
-    def __init__(self, arrays: dict[str, Any], stuck_at: int, *signals: int) -> None:
-        self.arrays, self.stuck_at, self.signals = arrays, stuck_at, signals or (signal.SIGTERM,)
-        self.reads, self.heard, self.released = 0, threading.Event(), threading.Event()
+    def __init__(self, arrays: dict[str, Any], stuck_at: int) -> None:
+        self.arrays, self.stuck_at = arrays, stuck_at
+        self.reads, self.released = 0, threading.Event()
 
     def __len__(self) -> int:
         return len(self.arrays["label"])
@@ -38,9 +35,7 @@ class Dripping:
     def __getitem__(self, row: int) -> dict[str, Any]:
         self.reads += 1
         if self.reads == self.stuck_at:
-            for place, number in enumerate(self.signals):
-                assert place == 0 or self.heard.wait(100)
-                os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
             while not self.released.wait(0.01):
                 pass
         return {key: np.asarray(value[row]) for key, value in self.arrays.items()}
@@ -48,23 +43,22 @@ class Dripping:
 
 @pytest.fixture
 def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dripping]]]:
-    """``dripping(wait_s, *signals)``: of the runs from here on the first has such a source."""
+    """``dripping()``: of the runs from here on the first has such a source."""
     sources: list[Dripping] = []
 
     def release() -> None:
         late.append(True)
         sources[0].released.set()
 
-    def install(wait_s: float, *signals: int) -> list[Dripping]:
+    def install() -> list[Dripping]:
         def build(config: Any) -> Any:
             task = build_task(config)
-            sources.append(Dripping(task.source, 10**9 if sources else 300, *signals))
+            sources.append(Dripping(task.source, 10**9 if sources else 300))
             object.__setattr__(task, "source", sources[-1])
             return task
 
         monkeypatch.setattr(trial, "build_task", build)
-        for module in (interrupt, trial):
-            monkeypatch.setattr(module, "WAIT_S", wait_s)
+        monkeypatch.setattr(trial, "_CLOSE_WAIT_S", 0.2)
         timer.start()
         return sources
 
@@ -80,7 +74,7 @@ def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dri
 def test_a_wait_for_data_ends_with_a_checkpoint(
     compose_config: Compose, dripping: Callable[..., list[Dripping]], workers: int
 ) -> None:
-    config, sources = compose_config(*RUN, f"data.num_workers={workers}"), dripping(0.2)
+    config, sources = compose_config(*RUN, f"data.num_workers={workers}"), dripping()
     run_trial(config, Path("run"))
     sources[0].released.set()
     assert (summary("run")["status"], summary("run")["signal"]) == ("preempted", "SIGTERM")
@@ -90,26 +84,23 @@ def test_a_wait_for_data_ends_with_a_checkpoint(
     assert metrics("run") == metrics("undisturbed") != []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_second_ctrl_c_ends_at_once(
-    compose_config: Compose,
-    monkeypatch: pytest.MonkeyPatch,
-    dripping: Callable[..., list[Dripping]],
-    workers: int,
-) -> None:
-    sources = dripping(300.0, signal.SIGINT, signal.SIGINT)
-    ask_to_end = interrupt.Interrupt._ask_to_end
+def test_a_second_ctrl_c_ends_at_once(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainer._step
 
-    def hear(self: interrupt.Interrupt, first: signal.Signals) -> None:
-        ask_to_end(self, first)
-        sources[0].heard.set()
+    def twice(self: Trainer, batch: Any) -> None:
+        if self.progress.steps == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("it went on")
+        step(self, batch)
 
-    monkeypatch.setattr(interrupt.Interrupt, "_ask_to_end", hear)
-    left_behind = pytest.warns(RuntimeWarning, match="left behind") if workers else nullcontext()
-    with pytest.raises(KeyboardInterrupt), left_behind:
-        run_trial(compose_config(*RUN, f"data.num_workers={workers}"), Path("run"))
-    sources[0].released.set()
+    config = compose_config(*RUN)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", twice)
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(config, Path("run"))
     assert summary("run")["status"] == "preempted"
+    assert run_trial(config, Path("run"))["status"] == "budget_spent"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -124,7 +115,7 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(trial, "build_task", build)
-        with pytest.raises(interrupt.WaitEndedError, match="before its first step") as ended:
+        with pytest.raises(interrupt.WaitEndedError, match="ended the run") as ended:
             run_trial(config, Path("run"))
     assert ended.value.signal == signal.Signals(number).name
     assert summary("run")["status"] == "preempted"
