@@ -4,29 +4,23 @@ T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the schema 
 https://cocodataset.org/#format-data.
 """
 
-import errno
 import json
-import math
-import reprlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.split import part_in
-from adaecho.datasets.storage import SkippedExamples, check_links, identity_of, read_image
-from adaecho.errors import DataError, how_they_differ, warn
+from adaecho.datasets.storage import SkippedExamples
+from adaecho.errors import DataError, how_they_differ
 
 Part = Literal["train", "val"]
 _Annotation = tuple[list[float], int, bool, float]
 """Of one box: x1, y1, x2, y2 in pixels, its label, whether it is a crowd, its area."""
 
 _PARTS = {"train": ("train",), "val": ("val", "valid", "validation")}
-MOST_BOXES = 10_000  # of an image: each is held against each of a detector's default boxes
 _ANNOTATIONS = (
     "annotations/instances_{part}2017.json",
     "annotations/instances_{part}.json",
@@ -79,15 +73,11 @@ class DetectionImages:
     def __getitem__(self, row: int) -> dict[str, Any]:
         truth = self.truths[row]
         return {
-            "image": read_image(self.files[row]),
+            "image": self.files[row].read_bytes(),
             "boxes": truth.boxes[~truth.crowd],
             "labels": truth.labels[~truth.crowd],
             "size": self.sizes[row],
         }
-
-    def identity(self, row: int) -> str:
-        """What tells an image from others, wherever the folder lies."""
-        return identity_of(self.files[row])
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""
@@ -95,8 +85,7 @@ class DetectionImages:
 
     def with_boxes(self) -> "DetectionImages":
         """This split without the images that have no boxes to learn."""
-        rows = [row for row, truth in enumerate(self.truths) if not truth.crowd.all()]
-        return self.take(rows)
+        return self.take([row for row, truth in enumerate(self.truths) if not truth.crowd.all()])
 
     def first(self, number: int | None) -> "DetectionImages":
         """The first so many images; all of them for None."""
@@ -112,250 +101,105 @@ class DetectionImages:
         )
 
 
-def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
-    """One split of a folder in COCO's schema.
+def read_both(path: str, bad: SkippedExamples) -> tuple[DetectionImages, DetectionImages | None, list[Path]]:
+    """The training split, the validation split where there is one, and the files that list them.
 
     Args:
         path: a folder with ``annotations/instances_train2017.json``, ``train2017/`` and so on, or so named.
-        part: "train" or "val".
-        bad: takes images without a file, or with more than ``MOST_BOXES``, and boxes that can't be used: of
-            no area, outside their image, of an unknown category or image, or listed twice. The rest of their
-            image is kept.
+        bad: takes images without a file, and boxes that can't be used: of no area, outside their image, or of
+            an unknown category or image. The rest of their image is kept.
 
     Raises:
-        DataError: files are missing or not in the schema, ids of images or categories occur twice, nothing is
-            left, or more is bad than the budget allows.
+        DataError: files are missing or not in the schema, nothing is left, more is bad than the budget
+            allows, or the splits have other categories.
     """
     top = Path(path).expanduser()
     if not top.is_dir():
         raise DataError(f"data.path={path}: there is no such folder")
-    file = find_annotations(top, part)
-    content = _load(file)
-    images = _by_id(content["images"], "images", file)
-    # Numbers before texts, should there be both.
-    categories = sorted(
-        _by_id(content["categories"], "categories", file).items(),
-        key=lambda item: (isinstance(item[0], str), item[0]),
-    )
-    labels = {number: label for label, (number, _) in enumerate(categories, start=1)}
-    present = _present(top, part, file, images.values())
-    annotations: dict[Any, list[_Annotation]] = {number: [] for number in images}
-    seen: set[Any] = set()
-    for annotation in content["annotations"]:
-        try:
-            usable = _usable(annotation, images, labels, seen)
-            annotations[annotation["image_id"]].append(usable)
-        except ValueError as error:
-            bad.add(f"{file}, annotation {_told(annotation.get('id'))}", str(error))
-    kept = []
-    for number, image in images.items():
-        if reason := _useless(image["file_name"], len(annotations[number]), present):
-            bad.add(f"{file}, image {_told(number)}", reason)
-        else:
-            kept.append(number)
-    if not kept:
-        raise DataError(f"{file}: lists no image that can be used")
-    return DetectionImages(
-        [str(category["name"]) for _, category in categories],
-        [present[images[number]["file_name"]] for number in kept],
-        [_as_boxes(annotations[number]) for number in kept],
-        [(int(images[number]["height"]), int(images[number]["width"])) for number in kept],
-    )
-
-
-def read_both(path: str, bad: SkippedExamples) -> tuple[DetectionImages, DetectionImages | None]:
-    """The training split and, where there is one, the validation split, of the same categories.
-
-    Raises:
-        DataError: see ``read_coco``; or the splits have other categories.
-    """
-    train = read_coco(path, "train", bad)
-    top = Path(path).expanduser()
-    if not has_split(top, "val"):
-        _warn_of_others(top)
-        return train, None
-    validation = read_coco(path, "val", bad)
-    if train.categories != validation.categories:
+    lists = {part: _list_of(top, part) for part in _PARTS}
+    if lists["train"] is None:
+        looked_for = ", ".join(name.format(part="train") for name in _ANNOTATIONS)
+        raise DataError(f"data.path={path}: has no annotations of its train split; looked for {looked_for}")
+    found = {part: _read(top, part, file, bad) for part, file in lists.items() if file is not None}  # type: ignore[arg-type]
+    train, validation = found["train"], found.get("val")
+    if validation is not None and train.categories != validation.categories:
         raise DataError(
             f"data.path={path}: its two annotation files have other categories: "
             f"{how_they_differ(train.categories, validation.categories)}"
         )
-    return train, validation
+    return train, validation, [file for file in lists.values() if file is not None]
 
 
-def _warn_of_others(top: Path) -> None:
-    """Warn of lists beside the one for training that are left out, where none is named as for validation."""
-    named = [one.relative_to(top) for depth in ("*.json", "*/*.json") for one in sorted(top.glob(depth))]
-    others = [str(one) for one in named if part_in(" ".join(one.parts).lower()) in ("validation", "test")]
-    if others:
-        warn(
-            f"data.path={top}: beside the list for training {len(others)} are left out "
-            f"({', '.join(others[:3])}), as none is named {', '.join(_PARTS['val'])}; to hold out the images "
-            "of one, rename it and their folder so"
-        )
+def _list_of(top: Path, part: str) -> Path | None:
+    names = [name.format(part=one) for one in _PARTS[part] for name in _ANNOTATIONS]
+    return next((top / name for name in names if (top / name).is_file()), None)
 
 
-def find_annotations(top: Path, part: Part) -> Path:
-    """The file that lists one split of a folder.
-
-    Raises:
-        DataError: there is none.
-    """
-    for file in _listed(top, part):
-        return file
-    raise DataError(
-        f"data.path={top}: has no annotations of its {part} split; looked for {', '.join(_names(part))}"
+def _read(top: Path, part: Part, file: Path, bad: SkippedExamples) -> DetectionImages:
+    try:
+        content = json.loads(file.read_bytes())
+        images = {
+            image["id"]: (image["file_name"], image["height"], image["width"]) for image in content["images"]
+        }
+        # By number, as COCO's own ids have gaps.
+        categories = {
+            one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])
+        }
+        listed = [(one["image_id"], one["category_id"], one) for one in content["annotations"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file}: is not in COCO's schema ({type(error).__name__}: {error})") from error
+    labels = {number: label for label, number in enumerate(categories, start=1)}
+    annotations: dict[Any, list[_Annotation]] = {number: [] for number in images}
+    for image, category, annotation in listed:
+        try:
+            if image not in images or category not in labels:
+                raise ValueError(f"its image {image} or its category {category} is not listed")
+            annotations[image].append(_usable(annotation, labels[category], *images[image][1:]))
+        except (ValueError, TypeError) as error:
+            bad.add(f"{file}, annotation {annotation.get('id')}", str(error))
+    present = _present(top, part, file, {name for name, *_ in images.values()})
+    for number, (name, *_) in images.items():
+        if name not in present:
+            bad.add(f"{file}, image {number}", f"its file {name} is missing")
+    kept = [number for number, (name, *_) in images.items() if name in present]
+    if not kept:
+        raise DataError(f"{file}: lists no image that can be used")
+    return DetectionImages(
+        list(categories.values()),
+        [present[images[number][0]] for number in kept],
+        [_as_boxes(annotations[number]) for number in kept],
+        [(int(images[number][1]), int(images[number][2])) for number in kept],
     )
 
 
-def has_split(top: Path, part: Part) -> bool:
-    """Whether a folder has annotations of a split."""
-    return bool(_listed(top, part))
-
-
-def _listed(top: Path, part: Part) -> list[Path]:
-    """Its lists of annotations that are there."""
-    candidates = [top / name for name in _names(part)]
-    check_links(one for file in candidates for one in (file.parent, file))
-    return [file for file in candidates if file.is_file()]
-
-
-def _names(part: Part) -> list[str]:
-    return [name.format(part=one) for one in _PARTS[part] for name in _ANNOTATIONS]
-
-
-def _told(value: Any) -> str:
-    """A value of a file, of any size, for a message."""
-    shown = reprlib.Repr()
-    shown.maxstring = shown.maxlong = shown.maxother = 200
-    return shown.repr(value)
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int | float | str) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> float:
-    """A number, nan for anything else: a text, true, or one beyond all floats."""
-    try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        return math.nan
-
-
-def _is_size(value: Any) -> bool:
-    return 1 <= _number(value) < 1 << 31
-
-
-def _is_inside(value: Any) -> bool:
-    """Whether it names a file, and none elsewhere: annotations may be anyone's."""
-    return isinstance(value, str) and value[:1] not in ("", "/") and ".." not in PurePosixPath(value).parts
-
-
-_ID, _SIZE = (_is_id, "number or text"), (_is_size, "number of pixels")
-_NAME = (_is_inside, "name of a file within the folder of images")
-# What the entries of each list hold. An annotation that holds something else is skipped, and its image kept.
-_SCHEMA: dict[str, dict[str, tuple[Callable[[Any], bool], str] | None]] = {
-    "images": {"id": _ID, "file_name": _NAME, "height": _SIZE, "width": _SIZE},
-    "annotations": {"image_id": None, "category_id": None, "bbox": None},
-    "categories": {"id": _ID, "name": None},
-}
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: is no JSON ({error}); copy it anew") from error
-    for key, fields in _SCHEMA.items():
-        entries = content.get(key) if isinstance(content, dict) else None
-        if not isinstance(entries, list):
-            raise DataError(f"{file}: is not in COCO's schema: it has no list {key!r}")
-        for index, entry in enumerate(entries):
-            missing = [name for name in fields if not isinstance(entry, dict) or name not in entry]
-            if missing:
-                raise DataError(f"{file}: {key}[{index}] has no {' and no '.join(missing)}")
-            for name, kind in fields.items():
-                if kind is not None and not kind[0](entry[name]):
-                    raise DataError(
-                        f"{file}: {key}[{index}]: its {name} {_told(entry[name])} is no {kind[1]}"
-                    )
-    return dict(content)
-
-
-def _by_id(entries: list[dict[str, Any]], kind: str, file: Path) -> dict[Any, dict[str, Any]]:
-    counts = Counter(entry["id"] for entry in entries)
-    twice = [number for number, count in counts.items() if count > 1]
-    if twice:
-        listed = ", ".join(map(str, twice[:5]))
-        raise DataError(f"{file}: {kind} with the same id: {listed}; it can't be told what belongs to which")
-    return {entry["id"]: entry for entry in entries}
-
-
-def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
+def _present(top: Path, part: Part, file: Path, names: set[str]) -> dict[str, Path]:
     """The path of each listed file, in the folder that has most of them; of equals that beside the list."""
-    names = {image["file_name"] for image in images}
     present: dict[str, Path] = {}
     for folder in [file.parent, *(top / name.format(part=one) for one in _PARTS[part] for name in _IMAGES)]:
         if folder.is_dir() and len(present) < len(names):
-            found = {name: folder / name for name in names if _is_there(folder / name)}
+            found = {name: folder / name for name in names if (folder / name).is_file()}
             present = max(present, found, key=len)
     return present
 
 
-def _useless(name: str, boxes: int, present: dict[str, Path]) -> str:
-    """Why an image can't be used; nothing where it can."""
-    if name not in present:
-        return f"its file {name[:200]} is missing"
-    return "" if boxes <= MOST_BOXES else f"it has {boxes:,} boxes, and at most {MOST_BOXES:,} are learned"
-
-
-def _is_there(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return False
-        raise
-
-
-def _usable(
-    annotation: dict[str, Any], images: dict[Any, dict[str, Any]], labels: dict[Any, int], seen: set[Any]
-) -> _Annotation:
+def _usable(annotation: dict[str, Any], label: int, height: float, width: float) -> _Annotation:
     """An annotation, its box clipped to its image.
 
     Raises:
         ValueError: why it can't be used.
     """
-    for name in ("id", "image_id", "category_id"):
-        if annotation.get(name) is not None and not _is_id(annotation[name]):
-            raise ValueError(f"its {name} {_told(annotation[name])} is no number or text")
-    number = annotation.get("id")
-    if number is not None and number in seen:
-        raise ValueError("another annotation has the same id")
-    seen.add(number)
-    image = images.get(annotation["image_id"])
-    if image is None:
-        raise ValueError(f"its image {_told(annotation['image_id'])} is not listed")
-    if annotation["category_id"] not in labels:
-        raise ValueError(f"its category {_told(annotation['category_id'])} is not listed")
-    bbox, area, crowd = annotation["bbox"], annotation.get("area"), annotation.get("iscrowd")
-    if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(math.isfinite, map(_number, bbox))):
-        raise ValueError(f"its bbox {_told(bbox)} is not four numbers x, y, width, height")
-    x, y, width, height = map(_number, bbox)
-    if width <= 0 or height <= 0:
-        raise ValueError(f"its bbox {_told(bbox)} has no area")
-    if area is not None and not 0 <= _number(area) < math.inf:
-        raise ValueError(f"its area {_told(area)} is no number of pixels")
-    if crowd not in (0, 1, None):
-        raise ValueError(f"its iscrowd {_told(crowd)} is neither 0 nor 1")
-    x1, y1 = max(x, 0.0), max(y, 0.0)
-    x2, y2 = min(x + width, float(image["width"])), min(y + height, float(image["height"]))
-    if x2 <= x1 or y2 <= y1:
-        size = f"{image['width']}x{image['height']}"
-        raise ValueError(f"its bbox {_told(bbox)} lies outside its image of {size}")
+    x, y, box_width, box_height = map(float, annotation["bbox"])
+    x1, y1, x2, y2 = (
+        max(x, 0.0),
+        max(y, 0.0),
+        min(x + box_width, float(width)),
+        min(y + box_height, float(height)),
+    )
+    if not (box_width > 0 and box_height > 0 and x1 < x2 and y1 < y2):
+        raise ValueError(f"its bbox {annotation['bbox']} has no area within its image of {width}x{height}")
+    area = annotation.get("area")
     area = (x2 - x1) * (y2 - y1) if area is None else float(area)
-    return [x1, y1, x2, y2], labels[annotation["category_id"]], bool(crowd), area
+    return [x1, y1, x2, y2], label, bool(annotation.get("iscrowd")), area
 
 
 def _as_boxes(found: list[_Annotation]) -> TrueBoxes:

@@ -10,6 +10,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.datasets.coco import TrueBoxes
+
 SIDE = 64
 MOST_DIGITS = 4
 SIDES_PIXELS = (14, 28)  # of a pasted glyph
@@ -19,12 +21,21 @@ _TRIES = 20
 
 
 class Scenes:
-    """Map-style: ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``."""
+    """Map-style: ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``.
+
+    Attributes:
+        categories, truths, sizes: as of ``DetectionImages``.
+    """
 
     thread_safe = True
 
     def __init__(self, examples: list[dict[str, Any]]) -> None:
-        self.examples = examples
+        self.examples, self.categories = examples, [str(digit) for digit in range(10)]
+        self.truths, self.sizes = list[TrueBoxes](), [(SIDE, SIDE)] * len(examples)
+        for example in examples:
+            boxes, labels = example["boxes"], example["labels"]
+            areas = (boxes[:, 2:] - boxes[:, :2]).astype(float).prod(axis=1)
+            self.truths.append(TrueBoxes(boxes, labels, labels < 0, areas))
 
     def __len__(self) -> int:
         return len(self.examples)

@@ -1,6 +1,5 @@
-"""Holding out a validation split, and which part of a data set a name says."""
+"""Holding out a validation split."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,43 +9,18 @@ from adaecho.errors import ConfigError, DataError
 
 Arrays = dict[str, NDArray[Any]]
 
-_WORDS = {  # of names in lower case
-    "train": "train|training",
-    "validation": "validation|valid|val|dev|devel|development|eval|evaluation|held[-_ ]?out|hold[-_ ]?out",
-    "test": "test|testing",
-}
-_KINDS = "([-_ ]?(set|data|split))?"
-
-
-def named_part(name: str) -> str:
-    """The part that a name as a whole says, in lower case, else "": ``train``, ``test_set``, ``training``."""
-    found = (part for part, words in _WORDS.items() if re.fullmatch(f"({words}){_KINDS}", name))
-    return next(found, "")
-
-
-def part_in(name: str) -> str:
-    """The part that a word of a name says, in lower case, else "": ``wiki_val.txt``; training comes first."""
-    words = ((part, rf"(?<![a-z])({words}){_KINDS}(?![a-z])") for part, words in _WORDS.items())
-    return next((part for part, pattern in words if re.search(pattern, name)), "")
-
 
 class Rows:
-    """Map-style: some rows of a dataset that need not fit in memory.
+    """Map-style subset of a dataset that need not fit in memory.
 
     Args:
         dataset: indexable.
-        rows: int64 [n], which of its examples; ascending where the dataset's shards are to be kept together.
-
-    Attributes:
-        thread_safe: whether the dataset says that it is.
-        shard_lengths: how many of the rows lie in each of the dataset's shards; None where it has none.
+        rows: int64 [n], which of its examples.
     """
 
     def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
         self.dataset, self.rows = dataset, rows
         self.thread_safe = bool(getattr(dataset, "thread_safe", False))
-        lengths = getattr(dataset, "shard_lengths", None)
-        self.shard_lengths = None if lengths is None or (np.diff(rows) < 0).any() else _counts(lengths, rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,20 +28,13 @@ class Rows:
     def __getitem__(self, row: int) -> Any:
         return self.dataset[int(self.rows[row])]
 
-    def identity(self, row: int) -> str:
-        """What tells an example from others, wherever the dataset lies, if it knows."""
-        of_dataset, at = getattr(self.dataset, "identity", str), int(self.rows[row])
-        return str(of_dataset(at))
-
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
-        of_dataset = getattr(self.dataset, "origin", None)
-        at = int(self.rows[row])
-        return str(of_dataset(at)) if of_dataset is not None else f"example {at}"
+        return str(self.dataset.origin(int(self.rows[row])))
 
 
 def hold_out(examples: Arrays, num_validation: int | None, *, seed: int) -> tuple[Arrays, Arrays]:
-    """Training and validation examples: a fixed permutation's head and its last ``num_validation`` rows.
+    """Split arrays into training and validation examples by a seeded permutation.
 
     Args:
         examples: arrays of one length N.
@@ -78,13 +45,16 @@ def hold_out(examples: Arrays, num_validation: int | None, *, seed: int) -> tupl
         DataError: nothing would be left to train on.
     """
     kept, held_out = hold_out_rows(len(next(iter(examples.values()))), num_validation, seed=seed)
-    return _take(examples, kept), _take(examples, held_out)
+    training, validation = (
+        {name: array[rows] for name, array in examples.items()} for rows in (kept, held_out)
+    )
+    return training, validation
 
 
 def hold_out_rows(
     number: int, num_validation: int | None, *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The row numbers of ``hold_out``, for ``Rows`` of a dataset of this length.
+    """Row numbers of the split that ``hold_out`` makes, for use with ``Rows``.
 
     Raises:
         DataError: nothing would be left to train on, or it isn't said how many to hold out.
@@ -124,12 +94,3 @@ def first_of(examples: Arrays, number: int | None) -> Arrays:
             f"task.training_examples={number}: {available} are left after holding out; give fewer, or null"
         )
     return {name: array[:number] for name, array in examples.items()}
-
-
-def _counts(lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    shards = np.searchsorted(np.cumsum(lengths), rows, side="right")
-    return np.unique(shards, return_counts=True)[1]
-
-
-def _take(examples: Arrays, rows: NDArray[np.int64]) -> Arrays:
-    return {name: array[rows] for name, array in examples.items()}

@@ -1,13 +1,16 @@
 """Text as a stream of examples: many of one document, told apart by position, disjoint over ranks."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from adaecho.datasets.documents import Files
+from adaecho.datasets.documents import Documents
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.datasets.tokens import END, sentence
+
+Position = tuple[int, ...]
+"""File, document of it, block of that."""
 
 
 class TokenStream:
@@ -18,8 +21,7 @@ class TokenStream:
     all documents, and each makes examples of its own of them.
 
     Args:
-        files: the documents.
-        part: which of them.
+        documents: of which part ``part`` is read.
         tokenizer: of the ``tokenizers`` library.
         block: predictions of an example.
         dtype: of token numbers.
@@ -27,9 +29,15 @@ class TokenStream:
     """
 
     def __init__(
-        self, files: Files, part: str, tokenizer: Any, block: int, dtype: Any, max_bad_examples: int = 0
+        self,
+        documents: Documents,
+        part: str,
+        tokenizer: Any,
+        block: int,
+        dtype: Any,
+        max_bad_examples: int = 0,
     ) -> None:
-        self.files, self.part, self.tokenizer = files, part, tokenizer
+        self.documents, self.shards, self.tokenizer = documents, documents.parts[part], tokenizer
         self.block, self.dtype, self.max_bad_examples = block, dtype, max_bad_examples
         self.rank, self.world = 0, 1
 
@@ -42,21 +50,41 @@ class TokenStream:
 
     def iterate_from(self, position: Sequence[int]) -> "TokenIterator":
         """Go on at an iterator's ``position``."""
-        shard, document, block = (int(number) for number in position)
-        return TokenIterator(self, shard, document, block)
+        return TokenIterator(self, position)
+
+    def examples_from(self, shard: int, document: int, block: int) -> Iterator[tuple[Position, NDArray[Any]]]:
+        """Each example from a position on, and the position after it."""
+        bad, by_file = SkippedExamples(self.max_bad_examples), len(self.shards) >= self.world
+        for number in range(shard, len(self.shards)):
+            if by_file and number % self.world != self.rank:
+                continue
+            first = document if number == shard else 0
+            for row, (origin, text) in enumerate(self.documents.read(self.shards[number], first), first):
+                if not by_file and row % self.world != self.rank:
+                    continue
+                if isinstance(text, Exception):
+                    bad.add(origin, str(text))
+                    continue
+                encoded = self.tokenizer.encode(text).ids if text.strip() else []
+                if len(encoded) < 2:
+                    continue
+                whole, given = [END, *encoded, END], block if (number, row) == (shard, document) else 0
+                for index, begin in [*enumerate(range(0, len(whole) - 1, self.block))][given:]:
+                    is_last = begin + self.block >= len(whole) - 1
+                    after = (number, row + 1, 0) if is_last else (number, row, index + 1)
+                    yield after, sentence(whole[begin : begin + self.block + 1], self.block, self.dtype)
 
 
 class TokenIterator:
     """One pass over the documents.
 
     Attributes:
-        position: (file, document of it, block of that) of the next example.
+        position: of the next example.
     """
 
-    def __init__(self, stream: TokenStream, shard: int, document: int, block: int) -> None:
-        self._stream, self.position = stream, (shard, document, block)
-        self._examples = self._all(shard, document, block)
-        self._bad = SkippedExamples(stream.max_bad_examples, at_once=True)
+    def __init__(self, stream: TokenStream, position: Sequence[int]) -> None:
+        self.position = tuple(int(number) for number in position)
+        self._examples: Any = stream.examples_from(*self.position)
 
     def __iter__(self) -> "TokenIterator":
         return self
@@ -68,37 +96,3 @@ class TokenIterator:
     def close(self) -> None:
         """Close the file that is open."""
         self._examples.close()
-
-    def _all(
-        self, shard: int, document: int, block: int
-    ) -> Generator[tuple[tuple[int, int, int], NDArray[Any]], None, None]:
-        stream = self._stream
-        shards = stream.files.parts[stream.part]
-        by_file = len(shards) >= stream.world
-        for number in range(shard, len(shards)):
-            if by_file and number % stream.world != stream.rank:
-                continue
-            first = document if number == shard else 0
-            for row, (origin, text) in enumerate(stream.files.read(shards[number], first), first):
-                if not by_file and row % stream.world != stream.rank:
-                    continue
-                if isinstance(text, Exception):
-                    self._bad.add(origin, str(text))
-                    continue
-                start = block if (number, row) == (shard, document) else 0
-                yield from self._of_one(number, row, text, start)
-
-    def _of_one(
-        self, shard: int, document: int, text: str, first: int
-    ) -> Iterator[tuple[tuple[int, int, int], NDArray[Any]]]:
-        """The examples of one document; none where it holds fewer than two tokens."""
-        stream = self._stream
-        encoded = stream.tokenizer.encode(text).ids if text.strip() else []
-        if len(encoded) < 2:
-            return
-        whole = [END, *encoded, END]
-        count = -(-(len(whole) - 1) // stream.block)
-        for number in range(first, count):
-            begin = number * stream.block
-            after = (shard, document, number + 1) if number + 1 < count else (shard, document + 1, 0)
-            yield after, sentence(whole[begin : begin + stream.block + 1], stream.block, stream.dtype)

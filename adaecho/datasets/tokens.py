@@ -1,22 +1,11 @@
-"""Text as token numbers, made once: a tokenizer and memory-mapped examples, in a cache beside the data.
+"""Text as token numbers, made once: a tokenizer and memory-mapped examples in the cache folder."""
 
-The cache is a folder named by text, tokenizer and packing: ``tokenizer.json``, ``train.bin``,
-``validation.bin`` and, written last, ``meta.json``. It is made under another name and renamed when it is
-whole, so that a process killed at any instant leaves none that looks whole. ``meta.json`` holds the sha256 of
-each file and of itself: what was damaged since is made anew.
-"""
-
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import socket
-import uuid
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -24,16 +13,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.documents import Files
+from adaecho.cache import cache_folder
+from adaecho.datasets.documents import Documents
 from adaecho.datasets.split import hold_out_rows
-from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import ConfigError, DataError, FolderError, warn
-from adaecho.records.files import check_no_link, write_text
-from adaecho.records.lock import alone
+from adaecho.datasets.storage import SkippedExamples, fingerprint_of
+from adaecho.errors import ConfigError, DataError
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
-_VERSION = 4
-_FILES = ("tokenizer.json", "train.bin", "validation.bin")
+_VERSION = 5
 _DOCUMENTS = 512  # encoded at once
 
 
@@ -61,7 +48,7 @@ class Tokens:
     Attributes:
         tokenizer: of the ``tokenizers`` library.
         train, validation: unsigned [n, block + 1], memory-mapped.
-        meta: counts, and the sha256 of data and tokenizer.
+        meta: counts, and the sha256 of the tokenizer.
     """
 
     tokenizer: Any
@@ -70,20 +57,24 @@ class Tokens:
     meta: dict[str, Any]
 
 
-def cache_folder() -> Path:
-    """``$ADAECHO_CACHE``, else ``adaecho`` in the user's cache folder."""
-    own = os.environ.get("ADAECHO_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "adaecho"
+def key_of(documents: Documents, *others: Any) -> str:
+    """Names what is made of documents; another where a file was written since, or others are asked for."""
+    times = [(str(file), file.stat().st_mtime_ns) for file in documents.files]
+    told = [times, fingerprint_of(documents.files), documents.column, documents.lines, *others, _VERSION]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def tokenized(
-    files: Files, packing: Packing, num_validation: int | None, split_seed: int, max_bad_examples: int
+    documents: Documents,
+    packing: Packing,
+    num_validation: int | None,
+    split_seed: int,
+    max_bad_examples: int,
 ) -> Tokens:
     """The examples of these documents, from the cache or made now.
 
     Args:
-        files: the documents; those of a part ``validation`` (else ``test``) are held out where
-            ``num_validation`` is None.
+        documents: where ``num_validation`` is None their part ``validation`` (else ``test``) is held out.
         packing: how they become examples.
         num_validation: documents to hold out of the training ones.
         split_seed: which of them.
@@ -93,194 +84,68 @@ def tokenized(
         DataError: more bad documents than allowed, too little text, or the cache can't be written.
         ConfigError: the data doesn't support so large a vocabulary.
     """
-    text = files.key()
-    parts = {
-        "text": text,
-        "packing": vars(packing),
-        "held out": [num_validation, split_seed, max_bad_examples],
-    }
-    folder = cache_folder() / _sha256_of_content({**parts, "version": _VERSION})[:16]
-    found = _open(folder, packing)
-    if found is None:
-        _make(folder, files, text, packing, num_validation, split_seed, SkippedExamples(max_bad_examples))
-        found = _open(folder, packing)
-    if found is None:
-        raise DataError(
-            f"{folder}: the cache of tokens was removed or damaged as soon as it was made; run the same "
-            "command again, or set ADAECHO_CACHE to a folder where nothing else writes"
-        )
-    return found
-
-
-def _open(folder: Path, packing: Packing) -> Tokens | None:
-    """The cache in a folder; None where there is none, or one that is damaged."""
-    try:
-        return _read_cache(folder, packing)
-    except ValueError as error:
-        warn(f"{folder}: the cache of tokens {error} and is made anew")
-        return None
-
-
-def _read_cache(folder: Path, packing: Packing) -> Tokens | None:
-    meta = _read_meta(folder)
-    if meta is None:
-        return None
-    train, validation = (_blocks(folder / f"{part}.bin", packing) for part in ("train", "validation"))
-    return Tokens(_read(folder.joinpath("tokenizer.json").read_text("utf-8")), train, validation, meta)
-
-
-def _read_meta(folder: Path) -> dict[str, Any] | None:
-    """What ``meta.json`` holds; None where there is no cache.
-
-    Raises:
-        ValueError: it or a file that it tells of is not as it was written.
-    """
-    try:
-        meta = _unsealed((folder / "meta.json").read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise ValueError(f"is damaged (meta.json: {error})") from error
-    digests = meta.get("sha256 of files")
-    if not isinstance(digests, dict) or set(digests) != set(_FILES):
-        raise ValueError("is damaged (meta.json: is not of its files)")
-    for name, sha256 in digests.items():
+    folder = cache_folder() / key_of(documents, vars(packing), num_validation, split_seed, max_bad_examples)
+    if not folder.exists():
+        bad = SkippedExamples(max_bad_examples)
         try:
-            check_no_link(folder / name)
-            found = _sha256_of_file(folder / name)
-        except (OSError, FolderError) as error:
-            raise ValueError(f"is damaged ({name}: {getattr(error, 'strerror', error)})") from error
-        if found != sha256:
-            raise ValueError(f"is damaged ({name} is not as it was written)")
-    return meta
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # Whole or not at all: a process may be killed at any instant.
+            with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
+                _make(Path(made), documents, packing, num_validation, split_seed, bad)
+                _put(Path(made), folder)
+        except OSError as error:
+            raise _cant_be_written(folder, error) from error
+    meta = json.loads((folder / "meta.json").read_text())
+    train, validation = (_blocks(folder / f"{part}.bin", packing) for part in ("train", "validation"))
+    return Tokens(_from_text((folder / "tokenizer.json").read_text("utf-8")), train, validation, meta)
 
 
-def _sha256_of_file(path: Path) -> str:
-    about = path.stat()
-    return _sha256_of_state(path, about.st_ino, about.st_size, about.st_mtime_ns)
-
-
-@cache  # a sweep's worker opens one cache for each of its trials
-def _sha256_of_state(path: Path, *_state_of_file: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sealed(content: dict[str, Any]) -> str:
-    """JSON that holds its own digest."""
-    return json.dumps({**content, "sha256": _sha256_of_content(content)}, indent=2)
-
-
-def _unsealed(text: bytes) -> dict[str, Any]:
-    """What was sealed.
-
-    Raises:
-        ValueError: the text is something else.
-    """
+def _put(made: Path, place: Path) -> None:
+    """Rename what was made into its place; what another process has put there meanwhile stays."""
     try:
-        content = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("is nested too deeply") from error
-    if not isinstance(content, dict) or content.pop("sha256", None) != _sha256_of_content(content):
-        raise ValueError("is not as it was written")
-    return content
+        made.rename(place)
+    except OSError:
+        if not place.exists():
+            raise
 
 
-def _sha256_of_content(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _cant_be_written(place: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{place}: the cache of tokens can't be written ({error.strerror or error}); free some space, or "
+        "set ADAECHO_CACHE to a folder that can hold it"
+    )
 
 
 def _blocks(file: Path, packing: Packing) -> NDArray[Any]:
-    """Its examples; types and shapes are those asked for, whatever the file of a cache from others says.
-
-    Raises:
-        ValueError: the file is of another size.
-    """
-    dtype = dtype_of(packing.vocabulary)
-    row_bytes = (packing.block + 1) * dtype.itemsize
-    size = file.stat().st_size
-    if size < row_bytes or size % (row_bytes if packing.kind == "sentence" else dtype.itemsize):
-        raise ValueError(f"is damaged ({file.name} has {size} bytes)")
-    flat = np.memmap(file, dtype, "r")
+    """Its examples [n, block + 1]."""
+    flat = np.memmap(file, dtype_of(packing.vocabulary), "r")
     if packing.kind == "sentence":
         return flat.reshape(-1, packing.block + 1)
     return np.lib.stride_tricks.sliding_window_view(flat, packing.block + 1)[:: packing.block]
-
-
-def _make(
-    folder: Path,
-    files: Files,
-    text: str,
-    packing: Packing,
-    num_validation: int | None,
-    seed: int,
-    bad: SkippedExamples,
-) -> None:
-    partial = _beside(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _begun(partial, folder):
-            _Maker(partial, files, packing, bad).make(num_validation, seed)
-            if files.key() != text:
-                raise DataError(
-                    f"data.path={files.root}: the text was written again while its tokens were made; run the "
-                    "same command once nothing writes there"
-                )
-            _put(partial, folder, packing)
-    except OSError as error:
-        raise DataError(
-            f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
-            "is left. Free some space, or set ADAECHO_CACHE to a folder that can hold it"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    bad.report()
-
-
-def _put(partial: Path, folder: Path, packing: Packing) -> None:
-    """Rename a new cache into its place, in one step.
-
-    One that another process has put there meanwhile stays: the workers of a sweep begin, and end, together.
-    """
-    try:
-        partial.rename(folder)
-    except OSError:  # something stands there
-        if _is_whole(folder, packing):
-            return
-        damaged = _beside(folder)
-        try:
-            folder.rename(damaged)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(damaged, ignore_errors=True)
 
 
 def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
     """The tokenizer of some texts, trained once.
 
     Args:
-        key: says which texts these are; see ``Files.key``.
+        key: names these texts; see ``key_of``.
         texts: read where it isn't in the cache yet.
         vocabulary: of the tokenizer.
     """
-    digest = hashlib.sha256(json.dumps([key, _VERSION]).encode()).hexdigest()[:16]
-    path = cache_folder() / f"{digest}.tokenizer.json"
-    try:
-        return _read(_unsealed(path.read_bytes())["tokenizer"])
-    except FileNotFoundError:
-        pass
-    except (ValueError, OSError) as error:
-        warn(f"{path}: the tokenizer is damaged ({error}) and trained anew")
-    tokenizer = train_tokenizer(texts, vocabulary)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, _sealed({"tokenizer": tokenizer.to_str()}), durable=False)
-    except (OSError, FolderError) as error:
-        raise DataError(f"the tokenizer can't be kept; set ADAECHO_CACHE ({error})") from error
-    return tokenizer
+    path = cache_folder() / f"{key}.tokenizer.json"
+    if not path.exists():
+        trained = train_tokenizer(texts, vocabulary).to_str()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as made:
+                Path(made, path.name).write_text(trained, "utf-8")
+                Path(made, path.name).replace(path)
+        except OSError as error:
+            raise _cant_be_written(path, error) from error
+    return _from_text(path.read_text("utf-8"))
 
 
-def _read(text: str) -> Any:
+def _from_text(text: str) -> Any:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(text)
@@ -288,123 +153,68 @@ def _read(text: str) -> Any:
     return tokenizer
 
 
-def _is_whole(folder: Path, packing: Packing) -> bool:
-    try:
-        return _read_cache(folder, packing) is not None
-    except ValueError:
-        return False
-
-
-def _prefix(folder: Path) -> str:
-    """What names begin with that this host's processes make: a cache may be shared by many hosts."""
-    return f".{folder.name}.{socket.gethostname()}."
-
-
-def _beside(folder: Path) -> Path:
-    """A new name. Not by process: those of two containers may have one number, and their hosts one name."""
-    return folder.with_name(f"{_prefix(folder)}{uuid.uuid4().hex}.partial")
-
-
-@contextmanager
-def _begun(partial: Path, folder: Path) -> Iterator[None]:
-    """Make the folder to build in, and hold its last file locked meanwhile; remove what killed ones left.
-
-    A file system that locks nothing keeps what they left.
-    """
-    with alone(folder.parent):  # so that none that has just begun looks abandoned
-        for path in folder.parent.glob(f"{_prefix(folder)}*.partial"):
-            with suppress(OSError), (path / "meta.json").open("ab") as theirs:
-                fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-        partial.mkdir()
-        lock = (partial / "meta.json").open("wb")
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with lock:
-        yield
-
-
-class _Maker:
+def _make(
+    folder: Path,
+    documents: Documents,
+    packing: Packing,
+    num_validation: int | None,
+    seed: int,
+    bad: SkippedExamples,
+) -> None:
     """Three passes over the documents: count them, train the tokenizer, write token numbers."""
+    counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, dtype_of(packing.vocabulary)
 
-    def __init__(self, folder: Path, files: Files, packing: Packing, bad: SkippedExamples) -> None:
-        self.folder, self.files, self.packing, self.bad = folder, files, packing, bad
-        self.counts = {"empty": 0, "too_short": 0, "cut": 0}
-        self.dtype = dtype_of(packing.vocabulary)
-
-    def make(self, num_validation: int | None, seed: int) -> None:
-        sha256 = self.files.sha256()  # before anything is read of them
-        number = sum(1 for text in self._texts("train", count=True) if text is not None)
-        own = next((part for part in ("validation", "test") if part in self.files.parts), None)
-        held_out: set[int] = set()
-        if num_validation is not None or own is None:
-            held_out = set(hold_out_rows(number, num_validation, seed=seed)[1].tolist())
-        kept = (text for row, text in enumerate(self._texts("train")) if row not in held_out)
-        tokenizer = train_tokenizer(kept, self.packing.vocabulary)
-        # Its own save raises no OSError where the disk is full.
-        (self.folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
-        documents = {"train": number - len(held_out), "validation": len(held_out)}
-        with self._write("train") as train, self._write("validation") as validation:
-            for row, encoded in enumerate(encode_all(tokenizer, self._texts("train"))):
-                self._add(validation if row in held_out else train, encoded)
-            if not held_out:
-                assert own is not None
-                for encoded in encode_all(tokenizer, self._texts(own, count=True)):
-                    documents["validation"] += 1
-                    self._add(validation, encoded)
-        held_out_of = "train" if held_out else own
-        self._finish({"data sha256": sha256, "documents": documents, "held_out_of": held_out_of})
-
-    def _write(self, part: str) -> IO[bytes]:
-        return (self.folder / f"{part}.bin").open("wb")
-
-    def _texts(self, part: str, *, count: bool = False) -> Iterator[str]:
+    def texts(part: str, *, count: bool = False) -> Iterator[str]:
         """Usable documents; those that aren't are counted in one of the passes."""
-        for shard in self.files.parts[part]:
-            for origin, text in self.files.read(shard):
+        for shard in documents.parts[part]:
+            for origin, text in documents.read(shard):
                 if isinstance(text, Exception):
                     if count:
-                        self.bad.add(origin, str(text))
+                        bad.add(origin, str(text))
                 elif text.strip():
                     yield text
                 elif count:
-                    self.counts["empty"] += 1
+                    counts["empty"] += 1
 
-    def _add(self, file: IO[bytes], encoded: list[int]) -> None:
-        if len(encoded) < 2:
-            self.counts["too_short"] += 1
-            return
-        if self.packing.kind == "packed":
-            file.write(np.array([*encoded, END], self.dtype).tobytes())
-            return
+    def write(file: IO[bytes], encoded: list[int]) -> None:
         whole = [END, *encoded, END]
-        self.counts["cut"] += len(whole) > self.packing.block + 1
-        file.write(sentence(whole, self.packing.block, self.dtype).tobytes())
+        if len(encoded) < 2:
+            counts["too_short"] += 1
+        elif packing.kind == "packed":
+            file.write(np.array(whole[1:], dtype).tobytes())
+        else:
+            counts["cut"] += len(whole) > packing.block + 1
+            file.write(sentence(whole, packing.block, dtype).tobytes())
 
-    def _finish(self, meta: dict[str, Any]) -> None:
-        for part in ("train", "validation"):
-            if (self.folder / f"{part}.bin").stat().st_size < (self.packing.block + 1) * self.dtype.itemsize:
-                raise DataError(
-                    f"{self.files.root or 'the standard library'}: its {part} text gives not one example of "
-                    f"task.block={self.packing.block} tokens; give more text or a smaller block"
-                )
-        digests = {name: _sha256_of_file(self.folder / name) for name in _FILES}
-        meta |= {
-            "tokenizer sha256": digests["tokenizer.json"],
-            "sha256 of files": digests,
-            "skipped": {**self.counts, "bad": self.bad.count},
-        }
-        (self.folder / "meta.json").write_text(_sealed(meta))
-        for name in (*_FILES, "meta.json"):
-            _sync(self.folder / name)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    number = sum(1 for _ in texts("train", count=True))
+    own, held_out = documents.held_out, set[int]()
+    if num_validation is not None or own is None:
+        held_out = set(hold_out_rows(number, num_validation, seed=seed)[1].tolist())
+    kept = (text for row, text in enumerate(texts("train")) if row not in held_out)
+    tokenizer = train_tokenizer(kept, packing.vocabulary)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
+    sizes = {"train": number - len(held_out), "validation": len(held_out)}
+    with (folder / "train.bin").open("wb") as train, (folder / "validation.bin").open("wb") as validation:
+        for row, encoded in enumerate(encode_all(tokenizer, texts("train"))):
+            write(validation if row in held_out else train, encoded)
+        if not held_out:
+            assert own is not None
+            for encoded in encode_all(tokenizer, texts(own, count=True)):
+                sizes["validation"] += 1
+                write(validation, encoded)
+    for part in ("train", "validation"):
+        if (folder / f"{part}.bin").stat().st_size < (packing.block + 1) * dtype.itemsize:
+            raise DataError(
+                f"data.path: its {part} text gives not one example of task.block={packing.block} tokens; "
+                "give more text or a smaller block"
+            )
+    meta = {
+        "documents": sizes,
+        "held_out_of": "train" if held_out else own,
+        "tokenizer sha256": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
+        "skipped": {**counts, "bad": bad.count},
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2))
 
 
 def dtype_of(vocabulary: int) -> np.dtype[Any]:
@@ -437,7 +247,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    with suppress(StopIteration):
+    with suppress(StopIteration):  # of no text at all
         tokenizer.train_from_iterator(texts, trainer)
     found = tokenizer.get_vocab_size()
     if found != vocabulary:

@@ -14,7 +14,6 @@ from torchvision.ops import batched_nms, box_iou
 # Scale of the codes of centres and of log sizes: the paper's code divides by variances 0.1 and 0.2.
 _CENTRE, _SIZE = 10.0, 5.0
 _LEAST_OVERLAP = 0.5  # IoU from which a default box is to predict a true one
-_AT_ONCE = 1 << 27  # overlaps of true with default boxes; each takes some 30 bytes meanwhile
 _NEGATIVES_PER_POSITIVE = 3
 _CANDIDATES = 400  # of a class, before suppression
 _LONGEST_LOG = 4.135  # log(1000 / 16), as in torchvision: predicted boxes stay finite
@@ -57,20 +56,11 @@ def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor
     if not most:
         return labels.new_full((number, num_default), -1)
     real = labels > 0
-    best = boxes.new_full((number, num_default), -torch.inf)
-    matched = labels.new_zeros((number, num_default))
-    favourites = []
-    at_once = max(_AT_ONCE // (number * num_default), 1)
-    for begin in range(0, most, at_once):
-        some = slice(begin, begin + at_once)
-        overlap = box_iou(boxes[:, some].reshape(-1, 4), default_boxes).view(number, -1, num_default)
-        overlap = overlap.masked_fill(~real[:, some, None], -1.0)
-        largest, row = overlap.max(dim=1)
-        matched = torch.where(largest > best, row + begin, matched)
-        best = torch.maximum(best, largest)
-        favourites.append(overlap.argmax(dim=2))
+    overlap = box_iou(boxes.reshape(-1, 4), default_boxes).view(number, most, num_default)
+    overlap = overlap.masked_fill(~real[..., None], -1.0)
+    best, matched = overlap.max(dim=1)
     matched = matched.masked_fill(best < _LEAST_OVERLAP, -1)
-    favourite = torch.cat(favourites, dim=1)
+    favourite = overlap.argmax(dim=2)
     # One true box more than there are default boxes to receive what padding wants.
     wanted = labels.new_full((number, num_default + 1), -1)
     favourite = favourite.masked_fill(~real, num_default)

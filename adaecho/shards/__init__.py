@@ -1,9 +1,5 @@
-"""Tar shards on disk, over http(s) and on the stores of fsspec. Imports nothing of ours."""
+"""Tar shards on disk, over http(s) and on the stores of fsspec."""
 
-from adaecho.shards.indexed import IndexedTarShards as IndexedTarShards
-from adaecho.shards.remote import Retries as Retries
-from adaecho.shards.remote import TransferError as TransferError
-from adaecho.shards.sequential import TarShards as TarShards
-from adaecho.shards.tar import ArchiveError as ArchiveError
+from adaecho.shards.tar_shards import TarShards as TarShards
 
-__all__ = ["ArchiveError", "IndexedTarShards", "Retries", "TarShards", "TransferError"]
+__all__ = ["TarShards"]

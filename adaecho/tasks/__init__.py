@@ -1,5 +1,6 @@
 """One file per workload; ``docs/your-own.md`` adds one of a user's own."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adaecho.config.schema import Config
@@ -19,12 +20,15 @@ def build_task(config: Config) -> "Task":
         ConfigError: there is no such task, or it does not report ``target.metric``.
         DataError: the data is missing, empty, of the wrong schema or corrupt.
     """
+    from adaecho.datasets.storage import fingerprint_of
+
     name = config.task.name
-    task: Task = find_task(name, [name]).build(config, config.task)
+    task: Task = find_task(name).build(config, config.task)
     if not hasattr(task, "metrics"):
         raise ConfigError(f"task.name={name}: build returned a {type(task).__name__}; it returns a Task")
     if config.target.metric not in task.metrics:
         raise ConfigError(
             f"target.metric={config.target.metric}: task {name} reports {', '.join(task.metrics)}; choose one"
         )
-    return task
+    files = fingerprint_of(task.files)
+    return replace(task, fingerprint={**task.fingerprint, **files}, facts={**task.facts, **files})

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from adaecho.errors import ConfigError, DataError, warn
+from adaecho.errors import ConfigError, DataError
 from adaecho.records.trials import check_metric, digest
 
 Batch = Any
@@ -24,20 +24,13 @@ LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]
 
-# Digests, among a task's facts.
-CLASS_NAMES, TOKENIZER, HELD_OUT = "class_names", "tokenizer_sha256", "held_out_sha256"
-_COMPARED = 1 << 12  # held-out examples: of files, each is asked for its size
+# Of facts of the data: what tells that a number means the same class, or token.
+CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
     """Of ``Task.facts``: what tells the classes' names, in the order of their labels; none without names."""
     return {CLASS_NAMES: digest("\n".join(names).encode(errors="surrogatepass"))[:16]} if names else {}
-
-
-def digest_of_held_out(examples: Any) -> dict[str, str]:
-    """Of ``Task.facts``: what tells the examples held out, wherever their files lie; see ``identity``."""
-    told = sorted(examples.identity(row) for row in range(min(len(examples), _COMPARED)))
-    return {HELD_OUT: digest("\n".join([str(len(examples)), *told]).encode(errors="surrogateescape"))[:16]}
 
 
 def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -47,10 +40,7 @@ def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
         DataError: a number means another class, or another token, than in its training.
     """
     for key, what in ((CLASS_NAMES, "classes have other names"), (TOKENIZER, "text makes another tokenizer")):
-        then, now = of_run.get(key), facts.get(key)
-        if then and not now:  # only classes can lack names
-            warn("data.path: doesn't say which classes its numbers mean, as that of the run did")
-        if then and now and then != now:
+        if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
             raise DataError(
                 f"data.path: its {what} than the data that the run was trained on, so the same number means "
                 "something else; name that data"
@@ -79,7 +69,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Task:
-    """One workload, ready to train.
+    """A workload: data, model, loss and metrics.
 
     Attributes:
         metrics: every metric that ``evaluate`` reports, and which direction is better.
@@ -104,7 +94,7 @@ class Task:
         num_examples: in one epoch; by default the source's length. Only schedules in epochs ask for it.
         skipped_examples: bad ones that were left out when the task was built.
         files: that the examples, of all splits, come from: paths, or urls of tar shards. A checkpoint holds
-            what they were (``datasets/fingerprint.py``), and is not continued with others.
+            a digest of their names and sizes, and is not continued with others.
         fingerprint: what else a checkpoint can only be continued with, e.g. the hash of a tokenizer.
         facts: what is known of the data before training, for ``summary.json``.
         at_end: what to add to the summary of a run that ended by itself, e.g. a sample of generated text;
@@ -161,17 +151,13 @@ class Task:
         """What ``evaluate`` has returned.
 
         Raises:
-            ConfigError: a metric is missing, or something is no number.
+            ConfigError: a metric is missing.
         """
-        wrong = "no dict" if not isinstance(metrics, Mapping) else ""
-        wrong = wrong or ", ".join(f"no {name}" for name in self.metrics if name not in metrics)
-        found: dict[str, float] = {}
-        for name, value in () if wrong else metrics.items():
-            try:
-                number = float(value)
-                found[name] = value if isinstance(value, int | float) else number
-            except (TypeError, ValueError, OverflowError, RuntimeError):
-                wrong = f"{name} that is no number"
-        if wrong:
-            raise ConfigError(f"task {self.name}: evaluate returned {wrong}; it returns {{metric: number}}")
-        return found
+        if not isinstance(metrics, Mapping) or self.metrics.keys() - metrics.keys():
+            raise ConfigError(
+                f"task {self.name}: evaluate returned {metrics!r:.200}; it returns {{metric: number}}, with "
+                f"{', '.join(self.metrics)}"
+            )
+        return {
+            name: value if isinstance(value, int | float) else float(value) for name, value in metrics.items()
+        }

@@ -6,7 +6,7 @@ What else it holds stays as it is.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -60,6 +60,7 @@ class SSDAugment:
     crop_ratio: tuple[float, float] = (0.5, 2.0)
     flip: float = 0.5
     antialias: bool = True
+    thread_safe: ClassVar[bool] = True
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """The example with image, boxes and labels augmented, the image [size, size, 3]."""
@@ -118,7 +119,7 @@ class SSDAugment:
 
 @dataclass(frozen=True)
 class ResizeWithBoxes:
-    """The view for evaluation: the whole image and its boxes at ``size`` x ``size`` pixels."""
+    """Resize an image and its boxes to ``size`` x ``size`` pixels, for evaluation."""
 
     size: int = 300
     antialias: bool = True
@@ -137,7 +138,7 @@ class ResizeWithBoxes:
 
 
 def collate_boxes(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """A padded batch: ``image`` [N, S, S, 3], ``boxes`` [N, M, 4], ``labels`` [N, M], 0 where padded."""
+    """A padded batch: ``image`` [N, S, S, 3], ``boxes`` [N, M, 4], ``labels`` [N, M] (0: padding)."""
     most = max(len(example["labels"]) for example in examples)
     boxes = np.zeros((len(examples), most, 4), np.float32)
     labels = np.zeros((len(examples), most), np.int64)

@@ -3,18 +3,16 @@
 The paper names neither backbone nor image size: ResNet-34 from scratch at 300 pixels is MLPerf's SSD.
 """
 
-from pathlib import Path
-
 import numpy as np
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.coco import DetectionImages, find_annotations, read_both
+from adaecho.datasets.coco import read_both
 from adaecho.datasets.split import hold_out_rows, refuse_number
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from adaecho.models.ssd import ssd_resnet34
-from adaecho.tasks.base import Task, digest_of_classes, digest_of_held_out
+from adaecho.tasks.base import Task, digest_of_classes
 from adaecho.tasks.boxes import SSDAugment, collate_boxes
 from adaecho.tasks.detection import DetectionValidation, Detector, decode_detection, detection_loss
 from adaecho.tasks.options import CocoOptions as Options
@@ -28,33 +26,25 @@ def build(config: Config, options: Options) -> Task:
         DataError: ``data.path`` is no folder in COCO's schema, or more in it is bad than may be skipped.
     """
     options.check_batches(config)
-    if config.data.path is None:
+    path, number = config.data.path, config.data.validation_examples
+    if path is None:
         raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
     bad = SkippedExamples(config.data.max_bad_examples)
-    train, held_out, annotations = _read(config, config.data.path, bad)
-    split = digest_of_held_out(held_out)
+    train, held_out, lists = read_both(path, bad)
+    files = [*lists, *train.files, *(() if held_out is None else held_out.files)]
+    if held_out is None:
+        rows, others = hold_out_rows(len(train), number, seed=config.data.split_seed)
+        train, held_out = train.take(np.sort(rows).tolist()), train.take(others.tolist())
+    else:
+        refuse_number(number, path)
     held_out = held_out.first(config.evaluate.max_examples)
-    bad.report()
-    if len({*train.categories}) < len(train.categories) and options.metrics_per_category:
-        raise DataError(
-            f"data.path={config.data.path}: two of its categories have one name, so "
-            "task.metrics_per_category=true can't report them; rename one"
-        )
     if not options.keep_images_without_boxes:
         train = train.with_boxes()
-    if not len(train):
-        raise DataError(f"data.path={config.data.path}: none of its training images has a box")
-    if not len(held_out.with_boxes()):
-        raise DataError(
-            f"data.path={config.data.path}: none of its {len(held_out)} validation images has a box to find "
-            "(evaluate.max_examples takes the first of them)"
-        )
+    if not len(train) or not len(held_out.with_boxes()):
+        raise DataError(f"data.path={path}: none of its training, or of its validation images has a box")
     validation = DetectionValidation(
         held_out,
         decode_detection,
-        held_out.truths,
-        held_out.sizes,
-        held_out.categories,
         per_category=options.metrics_per_category,
         image_size=options.image_size,
         batch_size=config.evaluate.batch_size,
@@ -77,25 +67,10 @@ def build(config: Config, options: Options) -> Task:
         evaluate=validation.evaluate,
         pictures=validation.pictures,
         skipped_examples=bad.count,
-        files=[*annotations, *train.files, *held_out.files],
+        files=files,
         facts={
             "training_images": len(train),
             "validation_images": len(validation),
             **digest_of_classes(train.categories),
-            **split,
         },
     )
-
-
-def _read(
-    config: Config, path: str, bad: SkippedExamples
-) -> tuple[DetectionImages, DetectionImages, list[Path]]:
-    """Training and validation images, and the files that list them."""
-    top, number = Path(path).expanduser(), config.data.validation_examples
-    train, validation = read_both(path, bad)
-    listed = find_annotations(top, "train")
-    if validation is not None:
-        refuse_number(number, path)
-        return train, validation, [listed, find_annotations(top, "val")]
-    rows, others = hold_out_rows(len(train), number, seed=config.data.split_seed)
-    return train.take(np.sort(rows).tolist()), train.take(others.tolist()), [listed]

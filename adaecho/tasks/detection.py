@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from adaecho.datasets.coco import TrueBoxes
 from adaecho.errors import about_one_example
 from adaecho.models.multibox import detect, multibox_loss
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
@@ -16,8 +15,8 @@ from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split
 from adaecho.tasks.boxes import ResizeWithBoxes
-from adaecho.tasks.images import ReadAnew
-from adaecho.transforms.photographs import decode_both_ways
+from adaecho.tasks.images import read_batches
+from adaecho.transforms.photographs import decode_image
 
 _SHOWN_SCORE = 0.4
 
@@ -46,20 +45,12 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
     """``decode`` for ``datasets.coco``: the example with ``image`` uint8 [H, W, 3], without ``size``.
 
     Raises:
-        ExampleError: the bytes are no whole image, it has another size than the annotations say, or EXIF
-            turns it and nothing tells whether that was so when it was annotated.
+        ExampleError: the bytes are no whole image, or it has another size than the annotations say.
     """
     height, width = example["size"]
-    image, stored = decode_both_ways(example["image"])
-    if image is not stored:
-        fits_turned, fits_stored = (one.shape[:2] == (height, width) for one in (image, stored))
-        if fits_turned and fits_stored and not np.array_equal(image, stored):
-            raise ValueError(
-                "its EXIF turns it without changing its size, so that nothing tells whether its boxes are of "
-                "the image as it is shown or as it is stored; save it without the orientation, in the first "
-                "case turned (PIL.ImageOps.exif_transpose), in the second as it is (exiftool -Orientation=)"
-            )
-        image = stored if fits_stored else image  # as COCO's own are
+    image = decode_image(example["image"], turned=False)  # as COCO's own were annotated, whatever EXIF says
+    if image.shape[:2] != (height, width):
+        image = decode_image(example["image"])
     if image.shape[:2] != (height, width):
         raise ValueError(
             f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, its "
@@ -68,13 +59,16 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
     return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
 
 
+decode_detection.thread_safe = True  # type: ignore[attr-defined]
+
+
 class DetectionValidation:
     """Mean average precision on images that are read anew each time.
 
     Args:
-        images: ``images[row]`` is an example, ``images.origin(row)`` its name.
+        images: ``DetectionImages``, or ``Scenes``.
         decode: of an example; None where its image is an array.
-        truths, sizes, categories, per_category: as for ``AveragePrecision``.
+        per_category: as for ``AveragePrecision``.
         image_size: side of the model's input, in pixels.
         batch_size: images at once.
         threads: that decode and resize.
@@ -84,23 +78,22 @@ class DetectionValidation:
         self,
         images: Any,
         decode: Callable[[Any], Any] | None,
-        truths: Sequence[TrueBoxes],
-        sizes: Sequence[tuple[int, int]],
-        categories: Sequence[str],
         *,
         per_category: bool,
         image_size: int,
         batch_size: int,
         threads: int,
     ) -> None:
-        self._images, self._decode, self._sizes = images, decode, list(sizes)
+        self._images, self._decode = images, decode or (lambda example: example)
         self._resize = ResizeWithBoxes(image_size)
-        self._read = ReadAnew(images, self._input, batch_size=batch_size, threads=threads)
-        self._precision = AveragePrecision(truths, sizes, categories, per_category=per_category)
-        self.truths, self.categories, self.metrics = list(truths), list(categories), self._precision.metrics
+        self._at_once = {"batch_size": batch_size, "threads": threads}
+        self._precision = AveragePrecision(
+            images.truths, images.sizes, images.categories, per_category=per_category
+        )
+        self.metrics = self._precision.metrics
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._images)
 
     def evaluate(
         self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
@@ -114,10 +107,10 @@ class DetectionValidation:
         """What a model finds in some images, in pixels of the images themselves."""
         found: list[Found] = []
         size = self._resize.size
-        for part, inputs in self._read.batches(rows):
+        for part, inputs in read_batches(self._images, self._input, rows, **self._at_once):
             logits, codes, default_boxes = model(torch.from_numpy(np.stack(inputs)).to(device))
             for row, one in zip(part, detect(logits, codes, default_boxes, size), strict=True):
-                height, width = self._sizes[row]
+                height, width = self._images.sizes[row]
                 boxes = one.boxes.cpu().numpy() * (np.array([width, height, width, height]) / size)
                 found.append(Found(boxes, one.scores.cpu().numpy(), one.labels.cpu().numpy()))
         return found
@@ -131,22 +124,24 @@ class DetectionValidation:
         ]
 
     def _picture(self, row: int, found: Found) -> Picture:
-        example, truth = self._images[row], self.truths[row]
-        names = self.categories
-        true = zip(truth.boxes.tolist(), truth.labels.tolist(), strict=True)
-        certain = found.scores >= _SHOWN_SCORE
-        predicted = zip(
-            found.boxes[certain].tolist(),
-            found.labels[certain].tolist(),
-            found.scores[certain].tolist(),
-            strict=True,
+        truth, names, certain = (
+            self._images.truths[row],
+            self._images.categories,
+            found.scores >= _SHOWN_SCORE,
         )
+        columns = (found.boxes[certain], found.labels[certain], found.scores[certain])
         return Picture(
-            (example if self._decode is None else self._decode(example))["image"],
+            self._decode(self._images[row])["image"],
             "",
-            [(tuple(box), names[label - 1]) for box, label in true],
-            [(tuple(box), f"{names[label - 1]} {score:.2f}") for box, label, score in predicted],
+            [
+                (tuple(box), names[label - 1])
+                for box, label in zip(truth.boxes.tolist(), truth.labels, strict=True)
+            ],
+            [
+                (tuple(box), f"{names[label - 1]} {score:.2f}")
+                for box, label, score in zip(*(column.tolist() for column in columns), strict=True)
+            ],
         )
 
     def _input(self, example: dict[str, Any]) -> Any:
-        return self._resize(example if self._decode is None else self._decode(example))["image"]
+        return self._resize(self._decode(example))["image"]

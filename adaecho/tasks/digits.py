@@ -4,12 +4,11 @@ They are the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Han
 repository, 1998): pixel values 0 to 16. There is no test split beside the validation split.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
 from adaecho.config.schema import Config
@@ -17,9 +16,8 @@ from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small import small_conv, small_mlp
-from adaecho.ranks import Ranks
-from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import Prediction, classifier, predict
+from adaecho.tasks.base import Task
+from adaecho.tasks.images import classifier, predictions_in_memory
 from adaecho.tasks.options import DigitsOptions as Options
 from adaecho.transforms.small_images import Images, PadCropFlip
 
@@ -48,15 +46,8 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
         return nn.Sequential(normalise, MODELS[options.model](NUM_CLASSES))
 
-    def predictions(
-        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
-    ) -> Iterator[Prediction]:
-        assert split == "validation", "digits have no test split"
-        batch_size = config.evaluate.batch_size
-        return predict(model, validation, batch_size=batch_size, device=device, ranks=ranks)
-
     return classifier(
-        predictions,
+        predictions_in_memory(lambda _: validation, config.evaluate.batch_size),
         label_smoothing=options.label_smoothing,
         name="digits",
         source=source,

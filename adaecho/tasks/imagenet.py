@@ -5,7 +5,7 @@ The paper resizes, crops and flips at random and distorts colours; how strongly 
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.fingerprint import fingerprint_of
-from adaecho.datasets.labelled_images import LabelledImages, files_of, find_both
+from adaecho.datasets.labelled_images import find_both
 from adaecho.datasets.split import Rows, hold_out_rows, refuse_number
 from adaecho.errors import DataError
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import Ranks
-from adaecho.tasks.base import Split, Task, digest_of_classes, digest_of_held_out
-from adaecho.tasks.images import DecodeLabelled, Prediction, ReadAnew, classifier
+from adaecho.shards import TarShards
+from adaecho.tasks.base import Split, Task, digest_of_classes
+from adaecho.tasks.images import DecodeLabelled, Prediction, classifier, read_batches
 from adaecho.tasks.options import ImagenetOptions as Options
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
 from adaecho.transforms.small_images import PadCropFlip
@@ -35,24 +35,39 @@ def build(config: Config, options: Options) -> Task:
         DataError: ``data.path`` holds no labelled images, or it isn't known how many classes there are.
     """
     options.check_batches(config)
-    train, held_out, num_classes, names = _read(config, options)
-    split = {}
-    if config.data.validation_examples is not None:
-        split = digest_of_held_out(held_out)
-        held_out = Rows(held_out.dataset, held_out.rows[: config.evaluate.max_examples])
+    path = config.data.path
+    if path is None:
+        raise DataError(
+            "data.path: task imagenet needs a folder, tar shards or a hub id (ILSVRC/imagenet-1k: log in)"
+        )
+    train, validation = find_both(path, options.validation_path)
+    names = train.classes or ()
+    num_classes = options.num_classes or len(names)
+    if not num_classes:
+        raise DataError(f"task.num_classes=null: {path} doesn't say how many classes there are; set it")
+    if num_classes < len(names):
+        raise DataError(f"task.num_classes={num_classes}: {path} names {len(names)} classes; set it to these")
+    if isinstance(train.source, TarShards) and validation is None:
+        raise DataError(
+            f"data.path={path}: shards are streamed, so none of them can be held out; name the validation "
+            "shards with task.validation_path="
+        )
+    if validation is None:
+        rows, others = hold_out_rows(
+            len(train.source), config.data.validation_examples, seed=config.data.split_seed
+        )
+        source, files = Rows(train.source, np.sort(rows)), train.files
+        held_out = Rows(train.source, others[: config.evaluate.max_examples])  # in a drawn order
+    else:
+        refuse_number(config.data.validation_examples, path)
+        source, files = train.source, [*train.files, *validation.files]
+        held_out = _drawn(validation.source, config)
+    if isinstance(source, TarShards):
+        source.seed = config.seed
+    lengths = {"training_images": source, "validation_images": held_out}
     decode, crop = DecodeLabelled(num_classes), CentreCrop(options.image_size, antialias=options.antialias)
     decode_to_crop = decode.for_augment(crop)
-    validation = ReadAnew(
-        held_out,
-        lambda example: crop(decode_to_crop(example)),
-        batch_size=config.evaluate.batch_size,
-        threads=max(config.data.num_workers, 1),
-    )
     strength = options.colour_distortion
-    begun_with = {}
-    if options.pretrained is not None:
-        digests = fingerprint_of([Path(options.pretrained).expanduser()])
-        begun_with = {"pretrained": next(iter(digests.values()))}
     augment = RandomResizedCrop(
         options.image_size,
         scale=(options.min_crop_area, 1.0),
@@ -68,10 +83,19 @@ def build(config: Config, options: Options) -> Task:
         return nn.Sequential(normalise, options.with_ghosts(model))
 
     def predictions(
-        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
+        model: nn.Module,
+        split: Split,  # noqa: ARG001
+        device: torch.device,
+        ranks: Ranks,
     ) -> Iterator[Prediction]:
-        assert split == "validation", "ImageNet's test split has no public labels"
-        for _, examples in validation.batches(ranks.share(len(validation))):
+        batches = read_batches(
+            held_out,
+            lambda example: crop(decode_to_crop(example)),
+            held_out.share(ranks) if isinstance(held_out, _Streamed) else ranks.share(len(held_out)),
+            batch_size=config.evaluate.batch_size,
+            threads=max(config.data.num_workers, 1),
+        )
+        for _, examples in batches:
             images = [example["image"] for example in examples]
             labels = torch.tensor([int(example["label"]) for example in examples], device=device)
             yield images, labels, model(torch.from_numpy(np.stack(images)).to(device)).float()
@@ -81,62 +105,51 @@ def build(config: Config, options: Options) -> Task:
         label_smoothing=options.label_smoothing,
         names=names,
         name="imagenet",
-        source=train,
+        source=source,
         decode=decode,
         augment=augment,
         augment_parts=(replace(augment, flip=False), PadCropFlip(padding=0, flip=True)),
         build_model=build_model,
-        files=[*files_of(train), *files_of(held_out)],
-        fingerprint=begun_with,
+        files=[*files, *([] if options.pretrained is None else [options.pretrained])],
         facts={
-            "training_images": len(train),
-            "validation_images": len(held_out),
+            **{name: len(one) for name, one in lengths.items() if hasattr(one, "__len__")},
             "classes": num_classes,
             **digest_of_classes(names),
-            **split,
-            **begun_with,
         },
     )
 
 
-def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, ...]]:
-    """Training and validation sources, the number of classes and their names, if known."""
-    path = config.data.path
-    if path is None:
-        raise DataError(
-            "data.path: task imagenet needs a folder, tar shards or a hub id (ILSVRC/imagenet-1k: log in)"
-        )
-    train, validation = find_both(path, options.validation_path)
-    num_classes = options.num_classes or train.num_classes
-    if num_classes is None:
-        raise DataError(f"task.num_classes=null: {path} doesn't say how many classes there are; set it")
-    _check_number(path, "training", train, num_classes)
-    if validation is None:
-        if config.data.validation_examples is None:
-            raise DataError(
-                f"data.validation_examples=null: {path} has no validation split; name one with task."
-                f"validation_path=, or say how many of its {len(train.source)} training images to hold out"
-            )
-        number, seed = config.data.validation_examples, config.data.split_seed
-        rows, others = hold_out_rows(len(train.source), number, seed=seed)
-        held_out = Rows(train.source, others)  # in a drawn order
-        return Rows(train.source, np.sort(rows)), held_out, num_classes, train.classes
-    refuse_number(config.data.validation_examples, path)
-    _check_number(path, "validation", validation, num_classes)
-    return train.source, _drawn(validation.source, config), num_classes, train.classes
-
-
-def _check_number(path: str, split: str, labelled: LabelledImages, num_classes: int) -> None:
-    if labelled.num_classes is not None and labelled.num_classes > num_classes:
-        raise DataError(
-            f"task.num_classes: the {split} split of {path} has {labelled.num_classes} classes, the model "
-            f"would have {num_classes}; set it to {labelled.num_classes}"
-        )
-
-
 def _drawn(source: Any, config: Config) -> Any:
-    """As many of a split, drawn by ``data.split_seed``: folders and tables often lie class by class."""
+    """As many of a split, drawn by ``data.split_seed``: folders and tables often lie class by class.
+
+    Of tar shards the first: they are shuffled as they are written.
+    """
     most, seed = config.evaluate.max_examples, config.data.split_seed
+    if isinstance(source, TarShards):
+        return _Streamed(TarShards(source.urls, shuffle=False), most)
     if most is None or most >= len(source):
         return source
     return Rows(source, np.sort(hold_out_rows(len(source), most, seed=seed)[1]))
+
+
+class _Streamed:
+    """The first examples of tar shards in stored order, read anew for each evaluation.
+
+    They are their own row numbers.
+    """
+
+    def __init__(self, shards: TarShards, most: int | None) -> None:
+        self._shards, self._most = shards, most
+
+    def share(self, ranks: Ranks) -> Iterator[dict[str, Any]]:
+        """Those of a rank; a part of the split is passed over by every rank, so as to be the same for all."""
+        if self._most is not None:
+            return islice(self._shards, ranks.rank, self._most, ranks.world_size)
+        self._shards.set_share(ranks.rank, ranks.world_size)
+        return iter(self._shards)
+
+    def __getitem__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+    def origin(self, row: dict[str, Any]) -> str:
+        return str(row["__key__"])

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ class DecodeLabelled:
 
     num_classes: int
     decode: Callable[[Any], Any] = decode_image
+    thread_safe: ClassVar[bool] = True
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
         return decode_labelled(example, self.num_classes, self.decode)
@@ -53,22 +55,15 @@ def decode_labelled(
     """
     if "__key__" in example:
         field = next(filter(example.__contains__, _FIELDS), None)
-        if field is None:
+        if field is None or "cls" not in example:
             raise ValueError(
-                f"{example['__key__']} has none of {', '.join(f'.{field}' for field in _FIELDS)}"
+                f"{example['__key__']} lacks an image ({', '.join(_FIELDS)}) or its label (cls): the files "
+                "of one example must follow one another in the archive (tar --sort=name)"
             )
-        if "cls" not in example:
-            raise ValueError(
-                f"{example['__key__']} has no .cls with its label (the files of one example must follow one "
-                "another in the archive: tar --sort=name)"
-            )
-        try:
-            image, label = example[field], int(example["cls"])
-        except ValueError as error:
-            raise ValueError(f"its .cls holds {bytes(example['cls'][:20])!r} and no number") from error
+        image, label = example[field], int(example["cls"])
     else:
         image, label = example["image"], example["label"]
-    if not 0 <= label < num_classes:
+    if label is None or not 0 <= label < num_classes:
         raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
     return {"image": decode(image), "label": np.int64(label)}
 
@@ -121,16 +116,23 @@ def num_images(batch: Batch) -> float:
     return len(batch["label"])
 
 
-def predict(
-    model: nn.Module, split: Images, *, batch_size: int, device: torch.device, ranks: Ranks = ALONE
-) -> Iterator[Prediction]:
-    """The predictions for a rank's share of a split in memory, batch by batch."""
-    share = ranks.share(len(split["label"]))
-    for begin in range(share.start, share.stop, batch_size):
-        end = min(begin + batch_size, share.stop)
-        images, labels = (split[name][begin:end] for name in ("image", "label"))
-        logits = model(torch.from_numpy(images).to(device)).float()
-        yield images, torch.from_numpy(labels).to(device), logits
+def predictions_in_memory(
+    read: Callable[[Split], Images], batch_size: int
+) -> Callable[[nn.Module, Split, torch.device, Ranks], Iterator[Prediction]]:
+    """Predictions for a rank's share of a split that ``read`` gives, batch by batch."""
+
+    def predictions(
+        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
+    ) -> Iterator[Prediction]:
+        examples = read(split)
+        share = ranks.share(len(examples["label"]))
+        for begin in range(share.start, share.stop, batch_size):
+            end = min(begin + batch_size, share.stop)
+            images, labels = (examples[name][begin:end] for name in ("image", "label"))
+            logits = model(torch.from_numpy(images).to(device)).float()
+            yield images, torch.from_numpy(labels).to(device), logits
+
+    return predictions
 
 
 def mistakes(predictions: Iterable[Prediction], number: int, names: Sequence[str] = ()) -> list[Picture]:
@@ -173,39 +175,31 @@ def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALO
     return {"accuracy": right / all_examples, "cross_entropy": nats / all_examples}
 
 
-class ReadAnew:
-    """Examples of a source in batches.
+def read_batches(
+    source: Any, prepare: Callable[[Any], Any], rows: Iterable[Any], *, batch_size: int, threads: int
+) -> Iterator[tuple[Sequence[Any], list[Any]]]:
+    """Row numbers and prepared examples of each batch of some rows.
 
     Args:
         source: ``source[row]`` is an example, ``source.origin(row)`` its name.
         prepare: of one example: decodes and resizes.
+        rows: which.
         batch_size: examples at once.
         threads: that read and prepare.
+
+    Raises:
+        DataError: an example can't be prepared: a metric over the others would be another metric.
     """
 
-    def __init__(self, source: Any, prepare: Callable[[Any], Any], *, batch_size: int, threads: int) -> None:
-        self._source, self._prepare = source, prepare
-        self._batch_size, self._threads = batch_size, threads
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def batches(self, rows: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Any]]]:
-        """Row numbers and prepared examples of each batch of these rows.
-
-        Raises:
-            DataError: an example can't be prepared: a metric over the others would be another metric.
-        """
-        with ThreadPoolExecutor(self._threads) as pool:
-            for begin in range(0, len(rows), self._batch_size):
-                part = rows[begin : begin + self._batch_size]
-                yield part, list(pool.map(self._one, part))
-
-    def _one(self, row: int) -> Any:
-        example = self._source[row]
+    def one(row: Any) -> Any:
         try:
-            return self._prepare(example)
+            return prepare(source[row])
         except ValueError as error:
-            origin = getattr(self._source, "origin", None)
-            name = f"example {row}" if origin is None else origin(row)
-            raise DataError(f"validation, {name}: {error}; mend it, or take it out of the split") from error
+            raise DataError(
+                f"validation, {source.origin(row)}: {error}; mend it, or take it out of the split"
+            ) from error
+
+    rows = iter(rows)
+    with ThreadPoolExecutor(threads) as pool:
+        while part := list(islice(rows, batch_size)):
+            yield part, list(pool.map(one, part))

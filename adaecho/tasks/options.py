@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adaecho.config.bounds import at_least, check_depth, one_of, within
 from adaecho.config.launched import launched_ranks
 from adaecho.config.tasks import Size, TaskConfig
-from adaecho.errors import ConfigError, DataError
+from adaecho.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,13 +22,6 @@ PACKINGS = ("packed", "sentence")
 _BYTES_PER_TOKEN = 3  # of English with a vocabulary of some thousand; only the scale matters
 _MOST_SCENES = 100_000  # drawn into memory, 12 kB each
 GHOST_STATISTICS = ("average", "sequential")
-
-
-def _of_images(path: str, examples: int, units: int, own: bool) -> Size:
-    """The size of images, some of which can be held out."""
-    if units < 2 and not own:
-        raise DataError(f"data.path={path}: holds one image, so none could be held out; give several")
-    return Size(examples, units, own)
 
 
 @dataclass
@@ -43,14 +36,14 @@ class GhostOptions(TaskConfig):
 
     def check_batches(self, config: "Config") -> None:
         """Raises ConfigError where slices of ``ghost_size`` don't make up a batch or its micro-batches."""
-        from adaecho.models.ghost_batch_norm import check_ghost_size
-
-        check_ghost_size(
-            self.ghost_size,
-            config.batch_size,
-            config.adascale.num_gradients_to_accumulate,
-            launched_ranks(),
-        )
+        size, ranks = self.ghost_size, launched_ranks()
+        parts = config.adascale.num_gradients_to_accumulate
+        if size is not None and (size < 1 or config.batch_size % (parts * size)):
+            raise ConfigError(
+                f"task.ghost_size={size}: the {config.batch_size} examples of a batch on each of {ranks} "
+                f"ranks, in {parts} micro-batches, are not made of slices of {size}; choose sizes that "
+                "divide, or task.ghost_size=null"
+            )
 
     def with_ghosts(self, model: "nn.Module") -> "nn.Module":
         """The model, its batch norm replaced where ``ghost_size`` is set."""
@@ -100,26 +93,18 @@ class TextOptions(TaskConfig):
             )
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:
+    def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
         """About how many blocks there are, by their bytes; all documents are looked at."""
         from adaecho.datasets.documents import find_documents
-        from adaecho.datasets.storage import SkippedExamples
 
-        files = find_documents(path, column=plain["column"], lines=plain["lines"])
-        documents, bad = 0, SkippedExamples(max_bad_examples)
-        for file in files.parts["train"]:
-            for origin, text in files.read(file):
-                documents += isinstance(text, Exception) or bool(text.strip())
-                if isinstance(text, Exception):
-                    bad.add(origin, str(text))
-        characters = sum(file.stat().st_size for file in files.parts["train"])
-        own = not {"validation", "test"}.isdisjoint(files.parts)
-        if documents < 2 and not own:
-            raise DataError(
-                f"data.path={path}: holds one document, so none could be held out; give several files, or "
-                "task.lines=true to take each line as one"
-            )
-        return Size(max(characters // _BYTES_PER_TOKEN // plain["block"], 1), documents, own, "blocks")
+        documents = find_documents(path, column=plain["column"], lines=plain["lines"])
+        number = size = 0
+        for shard in documents.parts["train"]:
+            for _, text in documents.read(shard):
+                number += isinstance(text, Exception) or bool(text.strip())
+                size += 0 if isinstance(text, Exception) else len(text.encode())
+        blocks = max(size // _BYTES_PER_TOKEN // plain["block"], 1)
+        return Size(blocks, number, documents.held_out is not None, "blocks")
 
     def build_model(self) -> "nn.Module":
         """A freshly initialised model."""
@@ -205,7 +190,9 @@ class ImagenetOptions(GhostOptions):
         from adaecho.datasets.labelled_images import find_both
 
         train, validation = find_both(path, plain["validation_path"])
-        return _of_images(path, len(train.source), len(train.source), validation is not None)
+        source = train.source  # tar shards are read through once
+        number = len(source) if hasattr(source, "__len__") else sum(1 for _ in source)
+        return Size(number, number, validation is not None)
 
 
 @dataclass
@@ -229,9 +216,9 @@ class CocoOptions(GhostOptions):
         from adaecho.datasets.coco import read_both
         from adaecho.datasets.storage import SkippedExamples
 
-        images, validation = read_both(path, SkippedExamples(max_bad_examples))
+        images, validation, _ = read_both(path, SkippedExamples(max_bad_examples))
         usable = images if plain["keep_images_without_boxes"] else images.with_boxes()
-        return _of_images(path, len(usable), len(images), validation is not None)
+        return Size(len(usable), len(images), validation is not None)
 
 
 @dataclass

@@ -6,8 +6,7 @@ Glyphs of the validation scenes occur in no training scene.
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.coco import TrueBoxes
-from adaecho.datasets.scenes import SIDE, Scenes, make_scenes
+from adaecho.datasets.scenes import SIDE, make_scenes
 from adaecho.errors import ConfigError
 from adaecho.models.ssd import small_ssd
 from adaecho.tasks.base import Task
@@ -47,9 +46,6 @@ def build(config: Config, options: Options) -> Task:
     validation = DetectionValidation(
         held_out,
         None,
-        _truths(held_out),
-        [(SIDE, SIDE)] * number,
-        [str(digit) for digit in range(NUM_CLASSES)],
         per_category=options.metrics_per_category,
         image_size=SIDE,
         batch_size=config.evaluate.batch_size,
@@ -72,12 +68,3 @@ def build(config: Config, options: Options) -> Task:
         evaluate=validation.evaluate,
         pictures=validation.pictures,
     )
-
-
-def _truths(scenes: Scenes) -> list[TrueBoxes]:
-    truths = []
-    for row in range(len(scenes)):
-        boxes, labels = scenes[row]["boxes"], scenes[row]["labels"]
-        areas = (boxes[:, 2:] - boxes[:, :2]).astype(float).prod(axis=1)
-        truths.append(TrueBoxes(boxes, labels, labels < 0, areas))
-    return truths

@@ -1,7 +1,6 @@
 """Language models on text: loss per token, evaluation, entropies to compare with, a sample."""
 
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +16,13 @@ from torch import nn
 from torch.nn import functional
 
 from adaecho.config.schema import Config
-from adaecho.datasets.documents import Files, find_documents
+from adaecho.datasets.documents import find_documents
+from adaecho.datasets.split import refuse_number
 from adaecho.datasets.text_stream import TokenStream
-from adaecho.datasets.tokens import END, PAD, Packing, cached_tokenizer, dtype_of, tokenized
-from adaecho.errors import ConfigError, DataError
+from adaecho.datasets.tokens import END, PAD, Packing, cached_tokenizer, dtype_of, key_of, tokenized
+from adaecho.errors import DataError
 from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import HELD_OUT, Batch, LossAndWeight, Split, Task
+from adaecho.tasks.base import TOKENIZER, Batch, LossAndWeight, Split, Task
 from adaecho.tasks.options import CommonCrawlOptions, TextOptions
 
 _SAMPLE_TOKENS = 48
@@ -42,13 +42,11 @@ def build(config: Config, options: TextOptions) -> Task:
 
 def _cached(config: Config, options: TextOptions) -> Task:
     """A language model on text whose tokens are made once."""
-    files = find_documents(config.data.path, column=options.column, lines=options.lines)
+    documents = find_documents(config.data.path, column=options.column, lines=options.lines)
     packing = Packing(options.packing, options.block, options.vocabulary)
     data = config.data
-    found = tokenized(files, packing, data.validation_examples, data.split_seed, data.max_bad_examples)
-    validation = found.validation[: config.evaluate.max_examples]
-    targets = validation[:, 1:][validation[:, 1:] != PAD]
-    skipped = found.meta["skipped"]
+    found = tokenized(documents, packing, data.validation_examples, data.split_seed, data.max_bad_examples)
+    validation, skipped = found.validation[: config.evaluate.max_examples], found.meta["skipped"]
     return language_model(
         config,
         options,
@@ -56,61 +54,47 @@ def _cached(config: Config, options: TextOptions) -> Task:
         lambda: validation,
         found.tokenizer,
         skipped_examples=skipped["bad"] + skipped["empty"] + skipped["too_short"],
-        fingerprint={key: found.meta[key] for key in ("data sha256", "tokenizer sha256")},
+        files=documents.files,
         facts={
-            "data_sha256": found.meta["data sha256"],
-            "tokenizer_sha256": found.meta["tokenizer sha256"],
+            TOKENIZER: found.meta["tokenizer sha256"],
             "documents": found.meta["documents"],
             "held_out_of": found.meta["held_out_of"],
-            HELD_OUT: found.meta["sha256 of files"]["validation.bin"],
             "skipped": skipped,
             "train_examples": len(found.train),
-            "validation_tokens": len(targets),
+            "validation_tokens": int((validation[:, 1:] != PAD).sum()),
         },
     )
 
 
 def _streamed(config: Config, options: CommonCrawlOptions) -> Task:
     """A language model on documents that are never held together."""
-    if config.data.validation_examples is not None:
-        raise ConfigError(
-            f"data.validation_examples={config.data.validation_examples}: a stream has no end to hold "
-            "examples out of; name files validation-* and give null"
-        )
-    files = find_documents(config.data.path, column=options.column, lines=options.lines)
-    if "validation" not in files.parts:
-        raise DataError(f"data.path={config.data.path}: needs files whose names hold validation")
-    tokenizer = cached_tokenizer(_key(files, options), _first(files, options), options.vocabulary)
-    dtype, bad = dtype_of(options.vocabulary), config.data.max_bad_examples
-    held_out = TokenStream(files, "validation", tokenizer, options.block, dtype, bad)
+    data = config.data
+    refuse_number(data.validation_examples, "a stream")
+    documents = find_documents(data.path, column=options.column, lines=options.lines)
+    if documents.held_out is None:
+        raise DataError(f"data.path={data.path}: needs files whose names hold validation, or such a split")
+    first = (text for shard in documents.parts["train"] for _, text in documents.read(shard))
+    texts = (text for text in islice(first, options.tokenizer_documents) if isinstance(text, str))
+    key = key_of(documents, options.vocabulary, options.tokenizer_documents)
+    tokenizer = cached_tokenizer(key, texts, options.vocabulary)
+    settings = (tokenizer, options.block, dtype_of(options.vocabulary), data.max_bad_examples)
+    held_out = TokenStream(documents, documents.held_out, *settings)
 
     def validation() -> Iterator[NDArray[Any]]:
         return (example["tokens"] for example in islice(held_out, config.evaluate.max_examples))
 
-    tokenizer_sha256 = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
     return language_model(
         config,
         options,
-        TokenStream(files, "train", tokenizer, options.block, dtype, bad),
+        TokenStream(documents, "train", *settings),
         validation,
         tokenizer,
-        fingerprint={"tokenizer sha256": tokenizer_sha256},
-        files=files.all(),
+        files=documents.files,
         facts={
-            "tokenizer_sha256": tokenizer_sha256,
-            "files": {part: len(shards) for part, shards in files.parts.items()},
+            TOKENIZER: hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
+            "files": {part: len(shards) for part, shards in documents.parts.items()},
         },
     )
-
-
-def _key(files: Files, options: CommonCrawlOptions) -> str:
-    return json.dumps([files.key(), options.vocabulary, options.tokenizer_documents])
-
-
-def _first(files: Files, options: CommonCrawlOptions) -> Iterator[str]:
-    """The readable ones of the first training documents."""
-    read = (text for shard in files.parts["train"] for _, text in files.read(shard))
-    return (text for text in islice(read, options.tokenizer_documents) if isinstance(text, str))
 
 
 def language_model(
@@ -120,9 +104,8 @@ def language_model(
     validation: Callable[[], Iterable[NDArray[Any]]],
     tokenizer: Any,
     *,
-    fingerprint: dict[str, str],
     facts: dict[str, Any],
-    files: Sequence[Path] = (),
+    files: Sequence[Path],
     skipped_examples: int = 0,
 ) -> Task:
     """A task whose examples are tokens, neither decoded nor augmented.
@@ -131,10 +114,15 @@ def language_model(
         source: of examples with ``tokens`` [block + 1].
         validation: the held-out ones, anew at each call: in memory or a stream.
         tokenizer: for the sample at the end.
-        fingerprint, facts, files, skipped_examples: as in ``Task``; the entropies of the held-out tokens are
-            added to the facts.
+        facts, files, skipped_examples: as in ``Task``; the entropies of the held-out tokens are added to the
+            facts, and a checkpoint is only continued with the same tokenizer.
     """
-    _say_arms(config)
+    if config.echo.variant == "example_after_augmentation":
+        print(
+            "note: text is not augmented, so echo=example_after_augmentation gives the batches of "
+            "echo=example_before_augmentation, bit for bit",
+            file=sys.stderr,
+        )
     return Task(
         name=options.name,
         metrics={"cross_entropy": "min"},
@@ -144,21 +132,11 @@ def language_model(
         weight=weight,
         evaluate=evaluator(validation, config.evaluate.batch_size),
         skipped_examples=skipped_examples,
-        fingerprint=fingerprint,
+        fingerprint={TOKENIZER: facts[TOKENIZER]},
         files=files,
         facts={**facts, **entropies(np.stack(list(validation())))},
         at_end=_sampler(tokenizer, options.block, config.seed),
     )
-
-
-def _say_arms(config: Config) -> None:
-    """Text has three arms: nothing is drawn between read and batch that a repeat could draw anew."""
-    if config.echo.variant == "example_after_augmentation":
-        print(
-            "note: text is not augmented, so echo=example_after_augmentation gives the batches of "
-            "echo=example_before_augmentation, bit for bit",
-            file=sys.stderr,
-        )
 
 
 def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:

@@ -11,7 +11,7 @@ opencv-python-headless (the extra ``images``), which decodes JPEG to Pillow's pi
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from adaecho.errors import how_to_install
 from adaecho.transforms import regions
-from adaecho.transforms.headers import MAX_PIXELS, encoded_size, is_cut, may_be_turned, whole_jpeg_size
 
 if TYPE_CHECKING:
     import cv2
@@ -49,7 +48,7 @@ _TRIES = 10
 
 @dataclass(frozen=True)
 class DecodeImage:
-    """``decode`` for examples with an encoded image: JPEG, PNG, WebP and what else OpenCV reads.
+    """``decode`` for encoded images in any format that OpenCV reads.
 
     Images are turned as their EXIF says, and grey or CMYK ones become RGB. All repeats of an image share its
     read-only memory: an ``augment`` must not write into ``torch.from_numpy`` of it, which ignores that.
@@ -61,6 +60,7 @@ class DecodeImage:
     """
 
     field: Any = "image"
+    thread_safe: ClassVar[bool] = True
 
     def __call__(self, example: Any) -> Any:
         """The example with its image decoded, uint8 [height, width, 3], read-only.
@@ -112,53 +112,28 @@ def decode_for_crop(encoded: Any) -> Image | EncodedImage:
         ValueError: the bytes are no whole image; for a damaged JPEG perhaps only when it is cropped.
     """
     content = _content(encoded)
-    size = whole_jpeg_size(content.data)
+    size = regions.whole_jpeg_size(content)
     return _decode_whole(content) if size is None else EncodedImage(content, *size)
 
 
-def decode_image(encoded: Any) -> Image:
-    """One image as ``DecodeImage`` gives it."""
-    return _decode_whole(_content(encoded))
-
-
-def decode_both_ways(encoded: Any) -> tuple[Image, Image]:
-    """One image turned as its EXIF says, and as its pixels are stored; one object where nothing turns it."""
-    content = _content(encoded)
-    turned = _decode_whole(content)
-    return turned, _decode_whole(content, _AS_STORED) if may_be_turned(content.data) else turned
+def decode_image(encoded: Any, *, turned: bool = True) -> Image:
+    """One image as ``DecodeImage`` gives it, or as its pixels are stored, whatever its EXIF says."""
+    return _decode_whole(_content(encoded), _TURNED if turned else _AS_STORED)
 
 
 def _content(encoded: Any) -> NDArray[np.uint8]:
-    """The bytes of an encoded image, uint8 [n], of no more pixels than allowed."""
+    """The bytes of an encoded image, uint8 [n]."""
     if isinstance(encoded, dict):
         encoded = encoded.get("bytes")
-    if isinstance(encoded, str):
-        raise ValueError(f"a path ({encoded!r}) is no image; let the source read the file")
-    of_bytes = isinstance(encoded, np.ndarray) and encoded.ndim == 1 and encoded.dtype == np.uint8
-    if encoded is not None and not of_bytes and not isinstance(encoded, bytes | bytearray | memoryview):
-        kind = f"{type(encoded).__module__.partition('.')[0]}.{type(encoded).__name__}"
-        shape = getattr(encoded, "shape", None) or getattr(encoded, "size", None)
-        if shape is not None:
-            raise ValueError(
-                f"an encoded image is bytes, not a {kind} of {tuple(shape)}: it is decoded already; leave "
-                "decode= out, and give what it holds as a uint8 array [height, width, 3]"
-            )
-        raise ValueError(f"an encoded image is bytes, not a {kind}")
-    if encoded is None or not len(encoded):
+    is_array = isinstance(encoded, np.ndarray) and encoded.ndim == 1 and encoded.dtype == np.uint8
+    if not is_array and not isinstance(encoded, bytes | bytearray | memoryview):
+        raise ValueError(
+            f"an encoded image is bytes, not a {type(encoded).__name__}: leave decode= out where it is "
+            "decoded already (a uint8 array [height, width, 3]), and let the source read files"
+        )
+    if not len(encoded):
         raise ValueError("it holds no image bytes")
-    content = encoded if isinstance(encoded, np.ndarray) else np.frombuffer(encoded, np.uint8)
-    size = encoded_size(encoded if isinstance(encoded, bytes) else content.data)
-    if size is None:  # OpenCV reads more kinds, whose headers could claim any size (PBM, HDR, JPEG 2000)
-        raise ValueError(
-            f"its {len(content)} bytes are no whole image (corrupt or truncated), or none of the kinds that "
-            "are read: JPEG, PNG, GIF, WebP, BMP, TIFF"
-        )
-    if size[0] * size[1] > MAX_PIXELS:
-        raise ValueError(
-            f"its {len(content)} bytes claim {size[1]}x{size[0]} pixels, and at most "
-            f"{MAX_PIXELS:,} are decoded"
-        )
-    return content
+    return encoded if is_array else np.frombuffer(encoded, np.uint8)
 
 
 def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
@@ -168,7 +143,7 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
         if error.code == cv2.Error.StsNoMem:  # says nothing about the image
             raise MemoryError(f"too little memory to decode an image: {error.err}") from error
         raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
-    if image is None or is_cut(content.data):
+    if image is None:
         raise ValueError(f"its {len(content)} bytes are no whole image (corrupt or truncated)")
     # NumPy won't write into it, so an echo hands it out again without a copy. torch would: see DecodeImage.
     decoded = np.asarray(image, np.uint8)
@@ -212,6 +187,7 @@ class RandomResizedCrop:
     saturation: float = 0.0
     antialias: bool = True
     field: Any = "image"
+    thread_safe: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -247,7 +223,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """The central square, for evaluation: of ``share`` of the shorter side, at ``size`` x ``size`` pixels.
+    """Center crop for evaluation: ``share`` of the shorter side, resized to ``size`` x ``size`` pixels.
 
     At 0.875 it is what others take by resizing the shorter side to 256 and cropping 224.
     """
@@ -256,6 +232,7 @@ class CentreCrop:
     share: float = 0.875
     antialias: bool = True
     field: Any = "image"
+    thread_safe: ClassVar[bool] = True
 
     def __call__(self, example: Any) -> Any:
         """The example with its image cropped, uint8 [size, size, 3]."""
@@ -328,10 +305,8 @@ def adjust_colours(image: Image, brightness: float, contrast: float, saturation:
 
 
 def _field(example: Any, field: Any) -> Any:
-    if field is None:
-        return example
     try:
-        return example[field]
+        return example if field is None else example[field]
     except (KeyError, IndexError, TypeError) as error:
         has = f"keys {', '.join(map(repr, example))}" if isinstance(example, dict) else type(example).__name__
         raise ValueError(

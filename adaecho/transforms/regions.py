@@ -4,6 +4,7 @@ Neither a GPU nor CUDA is needed. The pixels are those of the same region of Ope
 """
 
 import contextlib
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,27 @@ def decode_region(
     return image if image.dtype == np.uint8 and image.shape == (height, width, 3) else None
 
 
+def whole_jpeg_size(content: NDArray[np.uint8]) -> tuple[int, int] | None:
+    """Height and width of a JPEG in colours that ends as one and that its EXIF does not turn; else None."""
+    head = content[:4096].tobytes()  # where EXIF begins: it comes first, or after JFIF
+    if head[:2] != b"\xff\xd8" or content[-2:].tobytes() != b"\xff\xd9":
+        return None
+    decoders = _decoders()
+    assert decoders is not None
+    size = decoders.size(content)
+    return None if size is None or (b"Exif\0\0" in head and _is_turned(content)) else size
+
+
+def _is_turned(content: NDArray[np.uint8]) -> bool:
+    from PIL import ExifTags, Image
+
+    try:
+        with Image.open(io.BytesIO(content.data)) as image:  # reads the header alone
+            return bool(image.getexif().get(ExifTags.Base.Orientation, 1) != 1)
+    except Exception:  # whatever Pillow can't read: OpenCV tells what is wrong
+        return True
+
+
 class _Decoders(threading.local):
     """One for each thread: it decodes in the thread that calls it, without the interpreter's lock."""
 
@@ -52,6 +74,13 @@ class _Decoders(threading.local):
         self._params = nvimgcodec.DecodeParams(
             apply_exif_orientation=False, color_spec=nvimgcodec.ColorSpec.SRGB
         )
+
+    def size(self, content: NDArray[np.uint8]) -> tuple[int, int] | None:
+        try:
+            stream = self._library.CodeStream(content)
+            return (stream.height, stream.width) if stream.num_channels == 3 else None
+        except RuntimeError:  # of a damaged header
+            return None
 
     def decode(self, content: NDArray[np.uint8], corners: tuple[int, int, int, int]) -> Any:
         stream = self._library.CodeStream(content)

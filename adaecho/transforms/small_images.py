@@ -21,7 +21,7 @@ _TOP, _LEFT, _FLIP = range(3)
 
 @dataclass(frozen=True)
 class PadCropFlip:
-    """Zero padding, a random crop of the original size, and a horizontal flip with probability one half.
+    """Zero padding, random crop to the original size, and random horizontal flip.
 
     Attributes:
         padding: pixels added on every side; the crop's corner is uniform over (2 * padding + 1)**2 places.

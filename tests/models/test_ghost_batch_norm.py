@@ -1,24 +1,20 @@
 """Ghost batch norm against nn.BatchNorm2d run on each slice by itself."""
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from adaecho.errors import ConfigError
-from adaecho.models import ghost_batch_norm
-from adaecho.models.ghost_batch_norm import GhostBatchNorm2d, check_ghost_size, use_ghost_batch_norm
+from adaecho.models.ghost_batch_norm import GhostBatchNorm2d, use_ghost_batch_norm
 
 C, SIZE, SLICES = 5, 4, 3
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
 
-def _rows(layout: torch.memory_format, index: int) -> slice:
-    if layout == torch.channels_last:
-        return slice(index * SIZE, (index + 1) * SIZE)
-    return slice(index, None, SLICES)
+def _rows(index: int) -> slice:
+    return slice(index * SIZE, (index + 1) * SIZE)
 
 
 def _batch(layout: torch.memory_format, seed: int = 0) -> torch.Tensor:
@@ -41,13 +37,10 @@ def _norms(statistics: str) -> tuple[GhostBatchNorm2d, list[nn.BatchNorm2d]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("of_gradient", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("block", [1, 4 * C, ghost_batch_norm.BLOCK])
 def test_output_and_gradients_are_those_of_batch_norm_on_each_slice(
-    layout: torch.memory_format, of_gradient: torch.memory_format, block: int, dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    layout: torch.memory_format, of_gradient: torch.memory_format, dtype: torch.dtype
+) -> None:
     """In bfloat16, as under autocast, with statistics in float32."""
-    monkeypatch.setattr(ghost_batch_norm, "BLOCK", block)
     ghost, (plain, *_) = _norms("average")
     x, weight = _batch(layout).to(dtype).requires_grad_(), _batch(of_gradient, seed=2).to(dtype)
     slow = x.detach().clone().requires_grad_()
@@ -55,7 +48,7 @@ def test_output_and_gradients_are_those_of_batch_norm_on_each_slice(
     out.backward(weight)
     expected = torch.empty_like(out)
     for index in range(SLICES):
-        rows = _rows(layout, index)
+        rows = _rows(index)
         expected[rows] = plain(slow[rows])
     expected.backward(weight)
     assert (out.dtype, x.grad.dtype, ghost.running_mean.dtype) == (dtype, dtype, torch.float32)
@@ -80,7 +73,7 @@ def test_statistics_are_the_mean_of_a_batch_norm_per_slice_or_those_of_one_fed_s
         x = _batch(layout, seed=step)
         ghost(x)
         for index, norm in enumerate(plain):
-            norm(x[_rows(layout, index)])
+            norm(x[_rows(index)])
     for name in ("running_mean", "running_var"):
         mean = torch.stack([getattr(norm, name) for norm in plain]).mean(0)
         torch.testing.assert_close(getattr(ghost, name), mean, rtol=2e-6, atol=2e-6)
@@ -136,18 +129,8 @@ def _refused(*modules: nn.Module) -> Callable[[], object]:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    **{
-        f"{size} of {batch} in {parts}": (partial(check_ghost_size, size, batch, parts), f"ghost_size={size}")
-        for size, batch, parts in ((32, 100, 1), (32, 128, 8), (3, 10, 3), (0, 8, 1))
-    },
-    "ranks": (
-        partial(check_ghost_size, 32, 48, 1, num_ranks=2),
-        "batch_size=96 on 2 ranks, 48 each, is not made of slices of 32",
-    ),
     "none in the model": (_refused(nn.Linear(2, 2)), "has no batch norm"),
     "others in the model": (_refused(nn.BatchNorm1d(3)), "BatchNorm1d"),
-    "size of 0": (partial(GhostBatchNorm2d, C, 0), "ghost_size=0"),
-    "kind of statistics": (partial(GhostBatchNorm2d, C, 2, statistics="mean"), "statistics='mean'"),
 }
 
 
@@ -155,11 +138,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 def test_what_can_not_be_is_refused(act: Callable[[], object], message: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
         act()
-
-
-def test_sizes_that_divide_pass() -> None:
-    check_ghost_size(32, 128, 4)
-    check_ghost_size(None, 7, 1)
 
 
 def test_a_model_keeps_its_weights_when_its_batch_norm_is_replaced() -> None:

@@ -8,7 +8,6 @@ from torchvision.models.detection import _utils as detection
 from torchvision.models.detection import ssd as torchvision_ssd
 from torchvision.ops import box_iou
 
-from adaecho.models import multibox
 from adaecho.models.multibox import decode, detect, encode, match, multibox_loss
 from adaecho.models.ssd import small_ssd
 
@@ -143,24 +142,6 @@ def test_detections_are_limited_suppressed_and_sorted(batch: SimpleNamespace) ->
         assert image.boxes.max() <= 64
         same = (image.labels[:, None] == image.labels) & ~torch.eye(20, dtype=torch.bool)
         assert box_iou(image.boxes, image.boxes)[same].max() <= 0.45
-
-
-def test_boxes_are_matched_in_slices_to_the_same_result(
-    batch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = match(batch.boxes, batch.labels, batch.default)
-    asked = []
-
-    def counted(boxes: torch.Tensor, default: torch.Tensor) -> torch.Tensor:
-        asked.append(len(boxes))
-        return box_iou(boxes, default)
-
-    monkeypatch.setattr(multibox, "box_iou", counted)
-    for at_once in (1, 2, 3):
-        asked.clear()
-        monkeypatch.setattr(multibox, "_AT_ONCE", at_once * 4 * len(batch.default))
-        assert torch.equal(match(batch.boxes, batch.labels, batch.default), whole)
-        assert max(asked) == 4 * at_once, "of four images"
 
 
 def test_more_padding_changes_nothing(batch: SimpleNamespace) -> None:

@@ -8,11 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adaecho import IndexedTarShards, Retries, TarShards
-from adaecho.shards.remote import Transfer
-
 NUM_EXAMPLES = 23
-QUICK = Retries(tries=3, delay_s=0.001, timeout_s=1)
 
 
 def contents(number: int) -> dict[str, bytes]:
@@ -56,25 +52,11 @@ def urls(place: str | Path) -> str:
     return f"{str(place).rstrip('/')}/shard-{{000..003}}.tar"
 
 
-def make(
-    kind: str, place: str | Path, retries: Retries = QUICK, **options: Any
-) -> TarShards | IndexedTarShards:
-    """``options`` are those of TarShards alone."""
-    if kind == "indexed":
-        return IndexedTarShards(urls(place), retries=retries)
-    return TarShards(urls(place), **{"seed": 5, "retries": retries, **options})
-
-
-def read_all(url: str, retries: Retries = QUICK, start: int = 0, end: int | None = None) -> bytes:
-    transfer = Transfer(url, start, end, retries=retries)
-    try:
-        return transfer.read(1 << 22)
-    finally:
-        transfer.close()
-
-
 def label_alone(example: dict[str, Any]) -> dict[str, Any]:
     return {"label": number_of(example)}
+
+
+label_alone.thread_safe = True  # type: ignore[attr-defined]
 
 
 def labels(batches: Any) -> list[int]:

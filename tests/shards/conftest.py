@@ -1,17 +1,58 @@
-"""Small tar shards for several test files."""
+"""Small tar shards for several test files, on disk and on a server that can fail."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from adaecho.shards import transfer
+from tests.servers import Quiet, serving
 from tests.shards.archives import NUM_EXAMPLES, write_shards
-from tests.shards.nginx import Proxy, nginx, proxied
+
+
+class Store(Quiet):
+    """Files of a folder, each request after its own fault.
+
+    Attributes:
+        faults: for the requests to come: a status, or ("cut", n) or ("reset", n) after n bytes of content, or
+            "whole" where the range is ignored. Later ones are answered as they should be.
+        ranges: the Range header of each request so far.
+    """
+
+    faults: list[Any]
+    ranges: list[str]
+
+    def do_GET(self) -> None:  # noqa: N802
+        self.ranges.append(self.headers.get("Range", ""))
+        self.fault = self.faults.pop(0) if self.faults else None
+        if isinstance(self.fault, int):
+            self.send_error(self.fault)
+            return
+        if self.fault == "whole":
+            del self.headers["Range"]
+        super().do_GET()
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        if not isinstance(self.fault, tuple):
+            super().copyfile(source, outputfile)
+            return
+        kind, size = self.fault
+        outputfile.write(source.read(size))
+        if kind == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        else:
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
 
 
 @pytest.fixture(autouse=True)
-def _no_other_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits, small pieces, and no proxy of this machine."""
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(transfer, "_DELAYS_S", (0.001, 0.001))
+    monkeypatch.setattr(transfer, "_PIECE", 1000)
 
 
 @pytest.fixture
@@ -21,7 +62,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def proxy(folder: Path, tmp_path: Path) -> Iterator[Proxy]:
-    """The shards behind nginx, and before that a proxy that can break transfers."""
-    with nginx(tmp_path / "server", folder) as url, proxied(url) as started:
-        yield started
+def store(folder: Path) -> Iterator[type[Store]]:
+    """The server of ``folder``; its url is ``store.url``."""
+    handler: Any = type("OneStore", (Store,), {"faults": [], "ranges": []})
+    with serving(folder, handler) as place:
+        handler.url = f"http://{place}/"
+        yield handler

@@ -1,117 +1,111 @@
-"""Tar shards from a real nginx whose connections break."""
+"""Tar shards over http, from a server whose connections break and whose answers are errors."""
 
-import threading
+import base64
+import random
+import tarfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from adaecho import EchoLoader, IndexedTarShards, Retries
-from adaecho.shards import TransferError
-from tests.echo.threads.test_workers import assert_no_threads_soon
-from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, urls, write_shard
-from tests.shards.nginx import Proxy, needs_nginx
+from adaecho import EchoLoader, TarShards
+from tests.servers import Quiet, serving
+from tests.shards.archives import NUM_EXAMPLES, label_alone, labels, number_of, urls
 
 
-@needs_nginx
-@pytest.mark.parametrize("kind", ["tar", "indexed"])
-def test_a_server_that_goes_away_is_never_a_bad_example(proxy: Proxy, kind: str) -> None:
-    source = make(kind, proxy.url)
-    loader = EchoLoader(source, 4, decode=label_alone, max_bad_examples=100, order="shards")
-    next(iter(loader))
-    proxy.faults = 100 * [("cut", 0)]
-    message = r"shard-00\d\.tar: reading at byte \d+ failed after 3 tries"
-    with pytest.raises(TransferError, match=message) as caught:
-        list(islice(loader, 20))
-    assert "while reading example" in caught.value.__notes__[0]
-    assert loader.bad_examples == []
+def numbers(shards: TarShards) -> list[int]:
+    return [number_of(example) for example in shards]
 
 
-@needs_nginx
-@pytest.mark.parametrize("server", ["gone", "dripping"])
-@pytest.mark.parametrize("kind", ["tar", "indexed"])
-def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
-    proxy: Proxy, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, server: str
-) -> None:
-    """The examples in hand would take many minutes."""
-    common: dict[str, Any] = {"decode": label_alone, "order": "shards"}
-    expected = labels(islice(EchoLoader(make(kind, str(folder)), 4, **common), 12))
-    source = make(kind, proxy.url)
-    waiting = threading.Event()
-
-    def wait(_: Retries, failures: int, asked_s: float) -> None:  # noqa: ARG001
-        waiting.set()
-        threading.current_thread().rest(600)
-
-    monkeypatch.setattr(Retries, "wait", wait)
-    with EchoLoader(source, 4, num_workers=2, **common) as loader:
-        iterator = iter(loader)
-        seen = labels(islice(iterator, 2))
-        # Nothing is read ahead any more; it reads an example again.
-        loader.load_state_dict(loader.state_dict())
-        proxy.faults = 100 * [("cut", 0) if server == "gone" else ("drip", 100)]
-
-        def ask() -> None:
-            with pytest.raises(RuntimeError, match="asking again goes on"):
-                next(iterator)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        assert (waiting if server == "gone" else proxy.dripped).wait(120)
-        loader.stop()
-        asking.join(120)
-        assert not asking.is_alive()
-        assert_no_threads_soon()
-        proxy.faults.clear()
-        seen += labels(islice(loader, 10))
-    assert seen == expected
+def test_one_request_for_each_archive(store: Any) -> None:
+    assert sorted(numbers(TarShards(urls(store.url)))) == list(range(NUM_EXAMPLES))
+    assert store.ranges == 4 * [""]
 
 
-@needs_nginx
-def test_restoring_an_index_asks_for_the_buffer_alone(proxy: Proxy) -> None:
-    def loader() -> EchoLoader:
-        return EchoLoader(source, 2, decode=label_alone, shuffle_buffer=6)
-
-    source = make("indexed", proxy.url)
-    first = loader()
-    list(islice(first, 5))
-    state, expected = first.state_dict(), labels(islice(first, 3))
-    proxy.ranges.clear()
-    restored = loader()
-    restored.load_state_dict(state)
-    assert proxy.ranges == []  # what the buffer held is read when it leaves
-    assert labels(islice(restored, 3)) == expected
-    assert 1 <= restored.reread_examples <= 6
-    assert 1 <= len(proxy.ranges) <= 12  # those, and as many that entered
-    assert all("-" in asked and not asked.endswith("-") for asked in proxy.ranges)
+@pytest.mark.parametrize("kind", ["cut", "reset"])
+def test_a_transfer_that_breaks_anywhere_is_resumed_at_its_byte(store: Any, kind: str) -> None:
+    expected, draw = numbers(TarShards(urls(store.url))), random.Random(0)
+    for _ in range(30):
+        store.ranges.clear()
+        store.faults[:] = [(kind, draw.randrange(6000)) for _ in range(2)]
+        assert numbers(TarShards(urls(store.url))) == expected
+        assert len(store.ranges) == 6
 
 
-@needs_nginx
-def test_neighbours_come_with_one_request(proxy: Proxy) -> None:
-    source = make("indexed", proxy.url)
-    proxy.ranges.clear()
-    examples = source.__getitems__(list(range(NUM_EXAMPLES)))
-    assert [number_of(example) for example in examples] == list(range(NUM_EXAMPLES))
-    assert len(proxy.ranges) == 4
-    shuffled = np.random.default_rng(0).permutation(NUM_EXAMPLES).tolist()
-    assert [number_of(example) for example in source.__getitems__([*shuffled, 7])] == [*shuffled, 7]
-    assert len(proxy.ranges) == 4 + 5
-    assert number_of(source[7]) == 7
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_answers_that_may_pass_are_asked_again(store: Any, status: int) -> None:
+    expected = numbers(TarShards(urls(store.url)))
+    store.faults[:] = [status, ("cut", 3000), status]
+    assert numbers(TarShards(urls(store.url))) == expected
 
 
-@needs_nginx
-def test_an_index_is_kept_and_notices_changes(proxy: Proxy, folder: Path, tmp_path: Path) -> None:
-    index = tmp_path / "index.npz"
-    made = IndexedTarShards(urls(proxy.url), index=index, retries=QUICK)
-    proxy.ranges.clear()
-    kept = IndexedTarShards(urls(proxy.url), index=index, retries=QUICK)
-    assert proxy.ranges == []
-    assert len(kept) == len(made) == NUM_EXAMPLES
-    assert kept[3] == made[3]
-    with pytest.raises(ValueError, match="it is of other shards"):
-        IndexedTarShards(urls(proxy.url).replace("003", "002"), index=index)
-    write_shard(folder / "shard-000.tar", [7, 8, 9, 10, 11, 12])
-    with pytest.raises(TransferError, match="the file has changed"):
-        kept[0]
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_other_answers_fail_at_once(store: Any, status: int) -> None:
+    store.faults[:], store.ranges[:] = [status], []
+    with pytest.raises(ConnectionError, match=rf"shard-00\d\.tar: can't be read in try 1 at .*{status}"):
+        numbers(TarShards(urls(store.url)))
+    assert len(store.ranges) == 1
+    with pytest.raises(ConnectionError, match=r"absent\.tar: .*404"):
+        numbers(TarShards(f"{store.url}absent.tar"))
+
+
+def test_a_server_that_ignores_ranges_is_read_again_up_to_the_byte(store: Any) -> None:
+    expected = numbers(TarShards(urls(store.url)))
+    store.faults[:] = [("cut", 3000), "whole"]
+    assert numbers(TarShards(urls(store.url))) == expected
+
+
+def test_after_the_last_try_the_next_call_goes_on(store: Any) -> None:
+    shards = TarShards(urls(store.url), open_shards=1)
+    expected = numbers(shards)
+    one = iter(shards)
+    seen = [number_of(next(one))]
+    one.close()
+    store.faults[:] = 3 * [503]
+    with pytest.raises(ConnectionError, match=r"in try 3 at byte \d{3,}: HTTPError: HTTP Error 503"):
+        next(one)
+    assert seen + [number_of(example) for example in one] == expected
+
+
+def test_an_archive_that_is_short_on_the_server_is_refused(store: Any, folder: Path) -> None:
+    file = folder / "shard-000.tar"
+    file.write_bytes(file.read_bytes()[:1024])
+    with pytest.raises(tarfile.ReadError, match=r"shard-000\.tar: .* byte \d+: empty, or cut there"):
+        numbers(TarShards(f"{store.url}shard-000.tar"))
+    file.write_bytes(b"")
+    with pytest.raises(tarfile.ReadError, match=r"byte 0: empty"):
+        numbers(TarShards(f"{store.url}shard-000.tar"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_server_that_goes_away_is_never_a_bad_example(store: Any, num_workers: int) -> None:
+    shards = TarShards(urls(store.url))
+    with EchoLoader(shards, 4, decode=label_alone, max_bad_examples=100, num_workers=num_workers) as loader:
+        store.faults[:] = 100 * [("cut", 0)]
+        with pytest.raises(ConnectionError, match=r"shard-00\d\.tar: can't be read in try 3"):
+            list(islice(loader, 20))
+        assert loader.bad_examples == []
+        store.faults.clear()
+        assert sorted(labels(islice(loader, 6))) != [], "it goes on"
+
+
+def test_user_and_password_are_sent_and_never_shown(folder: Path) -> None:
+    class Guarded(Quiet):
+        def do_GET(self) -> None:  # noqa: N802
+            basic = self.headers.get("Authorization", "").removeprefix("Basic ")
+            if base64.b64decode(basic) != b"me:pass word" or not self.path.endswith("?signature=secret"):
+                self.send_error(403)
+                return
+            super().do_GET()
+
+    with serving(folder, Guarded) as place:
+        for password in ("pass%20word", "another-one"):
+            url = f"http://me:{password}@{place}/shard-000.tar?signature=secret"
+            if password == "pass%20word":
+                assert numbers(TarShards(url))
+                continue
+            with pytest.raises(ConnectionError, match=r"http://\*\*\*@.*shard-000\.tar.*403") as caught:
+                numbers(TarShards(url))
+            assert "another" not in str(caught.value)
+            assert "secret" not in str(caught.value)

@@ -9,14 +9,12 @@ import torch
 
 from adaecho.datasets import cifar10
 from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import DataError
 from adaecho.tasks import build_task
-from adaecho.tasks.base import Task, digest_of_classes
+from adaecho.tasks.base import Task
 from adaecho.tasks.cifar10 import decode
 from adaecho.tasks.images import Images
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parquet, write_pickles
-from tests.datasets.test_labelled_images import named
 
 IMAGES, LABELS = random_images(10), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 TEST_IMAGES, TEST_LABELS = random_images(4, seed=1), [0, 1, 2, 3]
@@ -31,7 +29,9 @@ def _parquet(folder: Path) -> Path:
 
 
 def _pickles(folder: Path) -> Path:
-    return write_pickles(folder, np.concatenate([IMAGES, TEST_IMAGES]), LABELS + TEST_LABELS, tests=4)
+    return write_pickles(
+        folder / "cifar-10-batches-py", np.concatenate([IMAGES, TEST_IMAGES]), LABELS + TEST_LABELS, tests=4
+    )
 
 
 FORMS = {"parquet": _parquet, "pickles": _pickles}
@@ -48,13 +48,22 @@ def _assert_holds(examples: Images, images: Any, labels: Any) -> None:
     np.testing.assert_array_equal(examples["label"], labels)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("inner", ["", "plain_text"])
-def test_every_form_gives_the_stored_pixels_and_labels(tmp_path: Path, form: str, inner: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "inner", "path"),
+    [
+        ("parquet", "", "."),
+        ("parquet", "plain_text", "."),
+        ("pickles", "", "."),
+        ("pickles", "", "cifar-10-batches-py"),
+    ],
+)
+def test_every_form_gives_the_stored_pixels_and_labels(
+    tmp_path: Path, form: str, inner: str, path: str
+) -> None:
     FORMS[form](tmp_path / inner)
-    stored = cifar10.find(str(tmp_path))
+    stored = cifar10.find(str(tmp_path / path), decode)
     for part, images, labels in (("train", IMAGES, LABELS), ("test", TEST_IMAGES, TEST_LABELS)):
-        examples = stored.read(part, decode, SkippedExamples(0))
+        examples = stored.read(part, SkippedExamples(0))
         _assert_holds(examples, images, labels)
         assert examples["image"].dtype == np.uint8
         assert examples["image"].flags.c_contiguous
@@ -70,16 +79,6 @@ def test_the_split_is_a_permutation_fixed_by_its_seed(compose_config: Compose, t
     task = _build(compose_config, _parquet(tmp_path), "data.split_seed=7")
     rows = np.random.default_rng(7).permutation(10)[:6]
     _assert_holds(task.source, IMAGES[rows], np.array(LABELS)[rows])
-
-
-def test_parts_that_number_other_classes_are_refused(compose_config: Compose, tmp_path: Path) -> None:
-    images = [encode(image) for image in IMAGES]
-    write_parquet(tmp_path / "train-0.parquet", images, [0] * len(images), named("plane", "car"))
-    task = _build(compose_config, tmp_path)
-    assert task.facts["class_names"] == digest_of_classes(["plane", "car"])["class_names"]
-    write_parquet(tmp_path / "test-0.parquet", images, [0] * len(images), named("car", "plane"))
-    with pytest.raises(DataError, match=r"test-0\.parquet: its labels number other classes"):
-        _build(compose_config, tmp_path)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -111,14 +110,13 @@ def test_test_files_are_read_when_the_test_split_is_evaluated(
 ) -> None:
     FORMS[form](tmp_path)
     parts: list[str] = []
-    kind = type(cifar10.find(str(tmp_path)))
-    read = kind.read
+    find = cifar10.find
 
-    def watched(self: Any, part: Any, *others: Any) -> Images:
-        parts.append(part)
-        return read(self, part, *others)
+    def watched(*given: Any) -> Any:
+        stored = find(*given)
+        return stored._replace(read=lambda part, bad: parts.append(part) or stored.read(part, bad))
 
-    monkeypatch.setattr(kind, "read", watched)
+    monkeypatch.setattr(cifar10, "find", watched)
     task = _build(compose_config, tmp_path)
     model = task.build_model().eval()
     with torch.inference_mode():
@@ -133,24 +131,6 @@ def test_test_files_are_read_when_the_test_split_is_evaluated(
 def test_without_test_files_there_is_no_test_split(compose_config: Compose, tmp_path: Path) -> None:
     (_parquet(tmp_path) / "test-00000-of-00001.parquet").unlink()
     assert not _build(compose_config, tmp_path).has_test_split
-
-
-def test_a_hub_dataset_is_read_like_its_parquet_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    datasets = pytest.importorskip("datasets")
-    folder = _parquet(tmp_path / "files")
-    asked: list[str] = []
-
-    def load_dataset(name: str, _: None, *, split: str, **__: object) -> object:
-        asked.append(f"{name} {split}")
-        file = str(folder / "test-00000-of-00001.parquet")
-        return datasets.Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    examples = cifar10.find("owner/cifar10").read("test", decode, SkippedExamples(0))
-    assert asked == ["owner/cifar10 test"]
-    _assert_holds(examples, TEST_IMAGES, TEST_LABELS)
 
 
 @pytest.mark.parametrize("depth", [8, 32])

@@ -2,10 +2,8 @@
 
 import io
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,7 +15,6 @@ from adaecho.tasks import build_task
 from adaecho.tasks.detection import decode_detection
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
-from adaecho.transforms.headers import may_be_turned
 from tests.conftest import Compose
 from tests.datasets.coco_files import content, write
 from tests.helpers import metrics
@@ -65,14 +62,10 @@ def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: P
     config = compose_config(*TINY_COCO, f"data.path={coco}", "max_fresh_examples=8")
     run_trial(config, tmp_path / "run")
     listed = content(12)
-    listed["annotations"][3]["bbox"][2] -= 1
+    listed["annotations"][3]["bbox"][2] = 19.5
     write(coco, "train", listed)
     longer = from_plain({**to_plain(config), "max_fresh_examples": 2000})
-    with pytest.raises(FolderError, match=r"trained with \S*instances_train2017\.json \(\d+ bytes"):
-        run_trial(longer, tmp_path / "run")
-    write(coco, "train", content(12))
-    (coco / "val2017" / "20.jpg").write_bytes((coco / "val2017" / "21.jpg").read_bytes())
-    with pytest.raises(FolderError, match=r"trained with \S*val2017/20\.jpg"):
+    with pytest.raises(FolderError, match=r"trained with files_sha256"):
         run_trial(longer, tmp_path / "run")
 
 
@@ -131,12 +124,8 @@ def _leave(_: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "validation without a box": (_no_box, "", "none of its 4 validation images has a box"),
+    "validation without a box": (_no_box, "", "none of its training, or of its validation images has a box"),
     "other categories": (_named("horse", "val"), "", "only in training: cat; only in validation: horse"),
-    "categories of one name, each with its metrics": (
-        _named("dog", "train", "val"), "task.metrics_per_category=true",
-        "two of its categories have one name",
-    ),
     "no path": (_leave, "data.path=null", "needs a folder with annotations/"),
     "path of scenes": (_leave, "task=scenes", "task scenes makes its images"),
     **{
@@ -200,32 +189,6 @@ def test_boxes_stay_right_whichever_way_their_image_was_annotated() -> None:
         ExampleError, match=rf"width of {height} and a height of {width} pixels.* say 7 and 9"
     ):
         decode_detection({**example, "size": (9, 7)})
-
-
-@pytest.mark.parametrize(
-    ("orientation", "size"), [(2, (40, 30)), (3, (40, 30)), (4, (40, 30)), (6, (32, 32))]
-)
-def test_an_image_that_is_turned_to_the_same_size_is_refused(orientation: int, size: tuple[int, int]) -> None:
-    """Nothing tells whether its boxes are of it as shown or as stored: in silence half would be wrong."""
-    ramp = np.arange(size[0] * size[1] * 3, dtype=np.uint8).reshape(*size[::-1], 3)
-    for value, pixels in ((orientation, ramp), (1, ramp), (0, ramp), (orientation, np.full_like(ramp, 7))):
-        exif, stream = Image.Exif(), io.BytesIO()
-        exif[0x0112] = value
-        Image.fromarray(pixels).save(stream, "JPEG", exif=exif)
-        example = {"image": stream.getvalue(), "size": size[::-1], "boxes": None, "labels": None}
-        refused = value == orientation and pixels is ramp
-        with pytest.raises(ExampleError, match="EXIF turns it") if refused else nullcontext():
-            assert decode_detection(example)["image"].shape == ramp.shape
-
-
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_what_may_be_turned_is_seen_in_the_file(form: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    for more, turns in (({"exif": exif}, True), ({}, form == "TIFF")):
-        stream = io.BytesIO()
-        Image.new("RGB", (8, 6)).save(stream, form, **more)
-        assert may_be_turned(stream.getvalue()) is turns
 
 
 def test_coco_batches_are_padded_on_the_loaders_real_path(compose_config: Compose, coco: Path) -> None:

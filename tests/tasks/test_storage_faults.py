@@ -1,6 +1,5 @@
 """Storage that fails under a command: one message with the file and what to do, and exit code 2."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +22,11 @@ from tests.servers import serving
 from tests.tasks.test_imagenet import TINY
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAECHO_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
     """An address that serves ``tmp_path``."""
@@ -30,23 +34,9 @@ def served(tmp_path: Path) -> Iterator[str]:
         yield f"http://{place}"
 
 
-def _longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + bytes(10240))
-
-
-def _damaged(path: Path) -> None:
-    """Another header at the same length and time, as a failing disk leaves it."""
-    about, content = path.stat(), bytearray(path.read_bytes())
-    content[124:136] = b"\xff" * 12  # -1 in base 256
-    path.write_bytes(content)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-
-
 FAULTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "changed": ("tar", _longer, "the file has changed: it was"),
-    "damaged": ("tar", _damaged, "at byte 0"),
     "gone": ("tar", Path.unlink, r"can't be read \(No such file or directory\)"),
-    "given up": ("http", Path.unlink, "HTTP Error 404"),
+    "given up": ("http", Path.unlink, "can't be read"),
     "photograph gone": ("folders", Path.unlink, r"can't be read \(No such file or directory\)"),
 }
 
@@ -86,10 +76,10 @@ def test_every_command_tells_it_in_one_line_with_the_remedy(
         "show": lambda: show.main([str(tmp_path / "run")]),
         "headroom": lambda: headroom.cli(),
     }
-    for module in (trial, evaluate, show, measure):
+    for module in (trial, evaluate, measure):
         monkeypatch.setattr(module, "build_task", then_spoiled)
     for name, command in commands.items():
-        if fault not in ("changed", "given up") and name not in ("run", "evaluate"):
+        if fault != "given up" and name not in ("run", "evaluate"):
             continue  # one owner, slow commands
         restore()
         where = ["hydra.run.dir=another", "tracking=none"] if name == "run" else ["step_s=0.1"]

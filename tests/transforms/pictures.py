@@ -28,6 +28,8 @@ def encoded(row: int, kind: str = "JPEG") -> bytes:
 class Jpegs:
     """Map-style; some rows are damaged."""
 
+    thread_safe = True
+
     def __init__(self, length: int, damaged: tuple[int, ...] = ()) -> None:
         self._length, self._damaged = length, damaged
 

@@ -1,0 +1,255 @@
+"""Tar shards in WebDataset's layout as a stream: each archive from front to back with one request.
+
+Files that follow one another in an archive and share a name up to the first dot are one example: ``0001.jpg``
+and ``0001.cls`` are ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``.
+"""
+
+import glob
+import os
+import re
+import struct
+import tarfile
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from adaecho.masking import masked
+from adaecho.shards.transfer import Transfer
+
+Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_DRAWN = 1024  # draws made at once
+_BLOCK = tarfile.BLOCKSIZE
+_TEXT = "utf-8", "surrogateescape"
+# Name, size, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar; GNU's is alike so far).
+_HEADER = struct.Struct("100s 24x 11s x 20x c 100x 5s 83x c")
+_TELLS_MORE = re.compile(rb" (path|size|GNU\.sparse[.\w]*)=")  # in an extended header of pax
+
+
+class TarShards:
+    """Examples of plain tar archives, several read at once; an EchoLoader resumes them exactly.
+
+    Ranks share out the archives; where there are fewer archives than ranks, every rank reads them all and
+    keeps its share of the examples.
+
+    Args:
+        shards: paths or urls: ``http(s)://``, or a protocol of fsspec; ``{000..127}`` stands for each number
+            and a local ``*`` for what it matches.
+        shuffle: the archives anew for each pass, and mix the examples of those that are open; else they come
+            one after another, as they are given.
+        seed: of that order, the same on all ranks.
+        open_shards: archives that a rank reads at once: each example comes from a random one of them, and
+            the next archive takes the place of one that ends. 1 reads one after another.
+
+    Raises:
+        ValueError: there are no shards.
+        tarfile.ReadError: while reading, one is no whole plain tar archive.
+        ConnectionError: while reading, a url fails for good; a local file raises its own OSError.
+    """
+
+    def __init__(self, shards: Names, *, shuffle: bool = True, seed: int = 0, open_shards: int = 8) -> None:
+        if open_shards < 1:
+            raise ValueError(f"open_shards={open_shards}: must be at least 1")
+        self.urls, self.open_shards = shard_urls(shards), open_shards if shuffle else 1
+        self.shuffle, self.seed, self.epoch, self.share = shuffle, seed, 0, (0, 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The pass that the next ``iter()`` gives."""
+        self.epoch = epoch
+
+    def set_share(self, rank: int, world_size: int) -> None:
+        """Give only this rank's examples; an EchoLoader sets it."""
+        self.share = rank, world_size
+
+    def __iter__(self) -> "TarPass":
+        return self.iterate_from(())
+
+    def iterate_from(self, position: Sequence[int]) -> "TarPass":
+        """A pass from a ``TarPass.position`` on; () is its beginning."""
+        return TarPass(self, position)
+
+
+class TarPass:
+    """One pass over the archives of a source.
+
+    Args:
+        source: whose pass it is.
+        position: where to begin.
+    """
+
+    def __init__(self, source: TarShards, position: Sequence[int]) -> None:
+        self._key = source.seed & 0xFFFFFFFFFFFFFFFF, source.epoch
+        numbers = np.arange(len(source.urls))
+        if source.shuffle:
+            numbers = np.random.Generator(np.random.Philox(key=self._key)).permutation(numbers)
+        self._rank, self._world = source.share
+        if len(numbers) >= self._world:
+            numbers, self._rank, self._world = numbers[self._rank :: self._world], 0, 1
+        self._urls = [source.urls[number] for number in numbers]
+        first = range(min(source.open_shards, len(numbers)))
+        self._following, self._count, *within = position or (len(first), 0)
+        pairs = zip(within[::2], within[1::2], strict=True) if position else ((number, 0) for number in first)
+        self._within = [_Archive(self._urls[number], number, byte) for number, byte in pairs]
+        self._block, self._draws = -1, list[int]()
+
+    @property
+    def position(self) -> list[int]:
+        """Number of the archive to be opened next, examples so far; of each open archive its number, and the
+        byte at which its next example begins.
+        """
+        return [self._following, self._count, *(n for one in self._within for n in (one.number, one.byte))]
+
+    def _drawn(self) -> int:
+        """A random number for the next example."""
+        block, at = divmod(self._count, _DRAWN)
+        if block != self._block:
+            # Apart from the draws of the shards' order, which begin at counter 0.
+            bits = np.random.Philox(key=self._key, counter=[0, 0, block, 1])
+            self._block, self._draws = block, bits.random_raw(_DRAWN).tolist()
+        return self._draws[at]
+
+    def __iter__(self) -> "TarPass":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        while self._within:
+            slot = self._drawn() % len(self._within)
+            if (example := self._within[slot].next()) is None:
+                self._within.pop(slot).close()
+                if self._following < len(self._urls):
+                    self._within.insert(slot, _Archive(self._urls[self._following], self._following))
+                    self._following += 1
+                continue
+            self._count += 1
+            if (self._count - 1) % self._world == self._rank:
+                return example
+        raise StopIteration
+
+    def close(self) -> None:
+        """Let go of connections and files."""
+        for archive in self._within:
+            archive.close()
+
+
+class _Archive:
+    """One that a pass is within.
+
+    Attributes:
+        number: in the order of the pass.
+        byte: where its next example begins.
+    """
+
+    def __init__(self, url: str, number: int, byte: int = 0) -> None:
+        self.number, self.byte, self._transfer = number, byte, Transfer(url)
+        self._examples = self._read()
+
+    def next(self) -> dict[str, Any] | None:
+        """The next example; None at the end. After an error it comes with the next call."""
+        try:
+            return next(self._examples, None)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, tarfile.TarError):
+                raise
+            name = f"{self._transfer.name}: is no whole plain tar archive, read up to byte {self._place}"
+            raise tarfile.ReadError(f"{name}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the connection or file; ``next`` opens it again."""
+        self._transfer.close()
+        self._examples = self._read()
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        self._buffer, self._at, self._transfer.byte = b"", 0, self.byte  # what was read, and used of it
+        for key, members in groupby(self._members(), lambda member: member[0]):
+            example: dict[str, Any] = {"__key__": key.decode(*_TEXT)}
+            for _, ending, content, end in members:  # noqa: B007 (used after it)
+                extension = ending.decode(*_TEXT).lower()
+                if extension in example:
+                    raise tarfile.ReadError(f"a second {extension!r} of {example['__key__']}; rename it")
+                example[extension] = content
+            self.byte = end
+            yield example
+
+    def _members(self) -> Iterator[tuple[bytes, bytes, bytes, int]]:
+        """Of each file: key, extension, content, and the byte at which what follows it begins."""
+        while True:
+            if self._at + _BLOCK > len(self._buffer):
+                self._need(_BLOCK)
+            name, octal, kind, magic, prefix = _HEADER.unpack_from(self._buffer, self._at)
+            # As nearly all are: tarfile, which looks at all fields, takes ten times as long.
+            plain = magic == b"ustar" and prefix == b"\0" and kind in b"0\0x" and octal.isdigit()
+            name, start, size = name.partition(b"\0")[0], _BLOCK, int(octal, 8) if plain else 0
+            if plain and kind == b"x":  # of times and owners is passed over
+                self._need(_BLOCK + size)
+                name, plain = b"", not _TELLS_MORE.search(self._buffer, _BLOCK, _BLOCK + size)
+            if not plain:
+                self._first = self._place
+                headers = tarfile.TarFile(fileobj=self, encoding="utf-8")  # type: ignore[arg-type]
+                if (member := headers.next()) is None:
+                    return
+                name = member.name.encode(*_TEXT) if member.isreg() else b""
+                start, size = 0, member.size if member.isreg() else headers.offset - self.tell()
+            length = start + -(-size // _BLOCK) * _BLOCK
+            if self._at + length > len(self._buffer):
+                self._need(length)
+            start, self._at = start + self._at, self._at + length
+            base = name.rfind(b"/") + 1
+            dot = name.find(b".", base)
+            if dot > base:  # hidden files are no examples
+                yield name[:dot], name[dot + 1 :], self._buffer[start : start + size], self._place
+
+    @property
+    def _place(self) -> int:
+        """The byte of the archive up to which it is used."""
+        return self._transfer.byte - len(self._buffer) + self._at
+
+    def _need(self, size: int) -> None:
+        """Have so many bytes that are not used yet."""
+        parts, length = [self._buffer[self._at :]], len(self._buffer) - self._at
+        while length < size:
+            parts.append(self._transfer.read())
+            length += len(parts[-1])
+            if not parts[-1]:
+                raise tarfile.ReadError("empty, or cut there")
+        self._buffer, self._at = b"".join(parts), 0
+
+    # What tarfile needs of a file, of which it reads the headers of one member. Where the archive seems to
+    # begin there, it takes nothing damaged for the archive's end.
+
+    def read(self, size: int) -> bytes:
+        self._need(size)
+        self._at = size
+        return self._buffer[:size]
+
+    def tell(self) -> int:
+        return self._place - self._first
+
+
+def shard_urls(shards: Names) -> list[str]:
+    """The urls or paths that are meant; see ``TarShards``.
+
+    Raises:
+        ValueError: there are none, or a pattern matches none.
+    """
+    urls = list[str]()
+    for one in [shards] if isinstance(shards, str | os.PathLike) else shards:
+        for url in _numbered(str(one)):
+            found = sorted(glob.glob(url)) if "://" not in url and glob.has_magic(url) else [url]
+            if not found:
+                raise ValueError(f"shards={masked(url)!r}: no file matches")
+            urls += found
+    if not urls:
+        raise ValueError("shards: names no file")
+    return urls
+
+
+def _numbered(url: str) -> list[str]:
+    if (found := _RANGE.search(url)) is None:
+        return [url]
+    first, last = found.groups()
+    numbers = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+    return [one for number in numbers for one in _numbered(url.replace(found[0], number, 1))]
