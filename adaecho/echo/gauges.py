@@ -1,5 +1,6 @@
-"""What an EchoLoader tells about itself: counts, clocks, and what it was made with, as a DataLoader does."""
+"""Counters, timers and DataLoader-compatible attributes of an EchoLoader."""
 
+import weakref
 from typing import Any
 
 from adaecho.echo.order.factor import History
@@ -11,7 +12,7 @@ from adaecho.echo.threads.timers import Timers
 
 
 class Gauges:
-    """All figures are those of the consumer's position, whatever has been read ahead."""
+    """Read-only properties. Values refer to the last batch returned, not to what was read ahead."""
 
     _position: Position
     _pipeline: Pipeline
@@ -19,16 +20,20 @@ class Gauges:
     _dataset: Any
     _sampler: Any
     _resumed: bool
-    _iterating: bool
+    _newest: "weakref.ref[Any] | None" = None  # of the iterators
     _next_iteration: int | None
     settings: Settings
 
     @property
-    def epoch(self) -> int:
-        """Number, from 0, of the iteration that the next ``iter()`` goes on with or begins.
+    def _iterating(self) -> bool:
+        """Whether the newest iterator has not been given up."""
+        return self._newest is not None and self._newest() is not None
 
-        After ``load_state_dict`` too, wherever in an epoch it was saved: ``for epoch in range(loader.epoch,
-        epochs): for batch in loader: ...``
+    @property
+    def epoch(self) -> int:
+        """Zero-based number of the epoch that the next ``iter()`` starts or continues.
+
+        After ``load_state_dict()``, resume with ``for epoch in range(loader.epoch, epochs)``.
         """
         position, is_endless = self._position, self.settings.epochs is None
         if self._next_iteration is None or is_endless or (self._resumed and position.in_pass):
@@ -38,39 +43,39 @@ class Gauges:
 
     @property
     def fresh_examples(self) -> int:
-        """Examples of this rank that had to be read for the batches taken so far."""
+        """Number of examples this rank had to read for the batches returned so far."""
         return self._position.fresh_examples
 
     @property
     def examples_read(self) -> int:
-        """Examples of this rank that have gone into the pipeline, also ahead of the batches taken so far."""
+        """Number of examples this rank has read, including read-ahead."""
         return self._pipeline.examples_read
 
     @property
     def fresh_examples_in_buffer(self) -> int:
-        """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
+        """Number of distinct fresh examples with repeats still in a buffer."""
         return self._pipeline.streams.num_held(self._position)
 
     @property
     def reread_examples(self) -> int:
-        """Examples read a second time to restore a position; not fresh."""
+        """Number of examples read again after a resume; not included in ``fresh_examples``."""
         return self._position.reread_examples
 
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
-        """Skipped examples: ``index`` (local number), ``origin``, ``error``."""
+        """Skipped examples, as dicts with ``index`` (number within this rank), ``origin`` and ``error``."""
         return [
             bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
         ]
 
     @property
     def factor(self) -> float:
-        """The echoing factor in force."""
+        """The current echoing factor."""
         return self._factors[-1][1]
 
     @property
     def factor_changes(self) -> list[tuple[int, float]]:
-        """Each change by ``factor="auto"``: number of the first fresh item under it, and the factor."""
+        """Changes made by ``factor="auto"``: (number of the first fresh item, new factor)."""
         return self._factors[1:]
 
     @property
@@ -88,13 +93,13 @@ class Gauges:
         settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
         reader = self._pipeline.reader
         if settings.epochs is None:
-            raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
+            raise TypeError("len(EchoLoader) needs epochs=; without it, iteration is endless")
         if settings.factor == "auto":
-            raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
+            raise TypeError("len(EchoLoader) is unknown with factor='auto'; count steps instead")
         if isinstance(reader, RandomReader):
             first_index, end = reader.span(iteration)
         elif source.length is None:
-            raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
+            raise TypeError(f"len(EchoLoader) is unknown: the wrapped {source.name} has no length")
         else:
             end = first_index + source.length * settings.epochs
         examples = streams.log.examples if begun else streams.log.examples.begun(first_index)
@@ -104,12 +109,12 @@ class Gauges:
 
     @property
     def wait_time_s(self) -> float:
-        """Seconds that the consumer has waited for batches."""
+        """Total seconds spent waiting for batches."""
         return self._clocks.wait_time_s
 
     @property
     def upstream_s_per_batch(self) -> float:
-        """Time per fresh batch of upstream's slowest part, over as many workers as can work on it at once.
+        """Seconds per fresh batch of the slowest stage before the echo, divided by its number of workers.
 
         A source that is iterated is read by one at a time. Of one that works ahead by itself, as a
         ``DataLoader`` with workers, it is the time spent waiting: too short with ``num_workers=0``.
@@ -118,12 +123,12 @@ class Gauges:
 
     @property
     def downstream_s_per_step(self) -> float:
-        """The larger of the loader's own work after the echo and the consumer's step."""
+        """Seconds per step: the larger of the training step and the loader's work after the echo."""
         return self._clocks.downstream_s_per_step
 
     @property
     def R(self) -> float | None:  # noqa: N802 (the paper's name)
-        """t_upstream / t_downstream (paper, section 2), smoothed over some 50 steps; None until known."""
+        """Loading time / step time (paper, section 2), smoothed over about 50 steps; None until known."""
         return self._clocks.ratio
 
     def __repr__(self) -> str:
@@ -131,31 +136,31 @@ class Gauges:
 
     @property
     def dataset(self) -> Any:
-        """The source as it was given."""
+        """The given source."""
         return self._dataset
 
     @property
     def batch_size(self) -> int | None:
-        """Examples per batch; None where the source gives whole batches."""
+        """Examples per batch; None if the source yields whole batches."""
         return self.settings.batch_size
 
     @property
     def drop_last(self) -> bool:
-        """Whether a short batch at the end of an iteration is left out."""
+        """Whether a short last batch is dropped."""
         return self.settings.drop_last
 
     @property
     def num_workers(self) -> int:
-        """Threads that read and decode, and as many that augment and collate; or processes."""
+        """Number of threads or processes that read and decode, and of those that augment and collate."""
         return self._pipeline.num_workers
 
     @property
     def processes(self) -> bool:
         """Whether workers are processes."""
-        return self._pipeline.workers()[1]
+        return self._pipeline.processes
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "EchoLoader: its threads and its source can't be shared or sent, so no copy or pickle; make "
-            "another with the same arguments (in each process its own), and give it state_dict()"
+            "an EchoLoader cannot be copied or pickled, because it owns threads and an open source. Create "
+            "it in each process with the same arguments, and pass state_dict() to load_state_dict()"
         )

@@ -1,4 +1,4 @@
-"""What Lightning's loops, which offer a loader no way to be told, have taken of it or left undone.
+"""Work around two properties of Lightning's loops, which do not notify a loader.
 
 *Taken*: of a loader without a length its fetcher takes one batch ahead of the step, to know which is the last
 (``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). It saves ``state_dict()`` of the loader as it is

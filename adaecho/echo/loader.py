@@ -1,6 +1,5 @@
 """EchoLoader: data echoing as a drop-in for ``torch.utils.data.DataLoader``."""
 
-import sys
 import threading
 import time
 import warnings
@@ -19,12 +18,12 @@ from adaecho.echo.batch.whole import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.lightning import holds_last_batch, resumed_at_end
 from adaecho.echo.order.factor import AutoFactor
-from adaecho.echo.pipeline import Pipeline
+from adaecho.echo.pipeline import CLOSE_WAIT_S, Pipeline
 from adaecho.echo.read import as_source, warn_if_unshared
-from adaecho.echo.settings import NO_SOURCE, Settings
+from adaecho.echo.settings import Settings
 from adaecho.echo.state import Position
 from adaecho.echo.threads.timers import Timers
-from adaecho.echo.threads.workers import GivenUp, Stopped
+from adaecho.echo.threads.workers import Stopped
 
 
 class EchoLoader(Gauges):
@@ -56,13 +55,15 @@ class EchoLoader(Gauges):
         shuffle_buffer: examples; 0 doesn't shuffle beyond ``order``.
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
             with ``augment.block(arrays, keys)``, vectorised; or of one argument, which draws from the global
-            generators: seeded for each example, slower, and under ``num_workers`` run in processes. A pair
-            ``(once, each_time)`` of these is split by ``example_before_augmentation``: the first comes before
-            the echo, once for each fresh example, the second after it. Elsewhere one follows the other.
+            generators, seeded for each example. It returns a new object, or writes into arrays and tensors,
+            of which each repeat has its own. A pair ``(once, each_time)`` of these is split by
+            ``example_before_augmentation``: the first comes before the echo, once for each fresh example, the
+            second after it. Elsewhere one follows the other.
         decode: ``decode(example)``, deterministic. Where it has ``for_augment(augment)``, that gives what
             decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
-        collate: a list of examples to a batch in new memory; by default torch's, and tuples stay tuples. One
-            that draws from the global generators, with workers in its first, finds them seeded for each.
+        collate: a list of examples to a batch in new memory; by default torch's, and tuples stay tuples. It
+            must not draw from the global generators: ``collate(examples, rng)`` gets a generator keyed to the
+            batch. One thread at a time calls it, unless it says ``thread_safe = True``.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
@@ -84,18 +85,14 @@ class EchoLoader(Gauges):
         drop_last: leave out a short batch at the end of an iteration, and of several ranks the remainder that
             can't be shared out evenly.
         seed: any integer, taken modulo 2**64.
-        num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
-            What is iterated is read by one of them at a time; ``decode`` and ``augment`` are called by
-            several at once and must share no scratch memory, ``collate`` only if it says
-            ``thread_safe = True``. Around something that works ahead by itself, as a DataLoader with workers,
-            R needs 1 thread to be right.
-        processes: workers are processes, at least one: each reads rows of a dataset, keeps, decodes and
-            augments them. The same batches; quicker where Python holds the interpreter's lock. They are
-            forked at the first batch of an iteration, and so need no main guard and nothing that pickles but
-            examples. Where a dataset, or an augment of one argument, draws from the global generators,
-            workers always are processes. Without fork (macOS, Windows) they are threads, or none.
-        prefetch: batches read ahead of the echo stage. None: two for each worker, as far as a quarter of the
-            free memory holds them.
+        num_workers: worker processes, as in a DataLoader, which read a map-style dataset, keep its examples,
+            decode and augment them; 0 works inline. They are threads where nothing needs processes: the
+            source is arrays, iterated (which one thread does), or says ``thread_safe = True``, and so do
+            ``decode`` and ``augment``, if there are any, or are vectorised. Processes are forked at the first
+            batch of an iteration; without fork (macOS, Windows) what needs them works inline. Around
+            something that works ahead by itself, as a DataLoader with workers, R needs 1 to be right.
+        processes: worker processes in any case, for what is thread-safe but holds the interpreter's lock.
+        prefetch: batches read ahead of the echo stage. None: two for each worker, as a DataLoader's.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
         batch_shuffle_buffer: batches, after batch echoing (paper, Fig. 7a); 0 repeats a batch at once.
         max_factor: bound of ``factor="auto"``.
@@ -121,13 +118,12 @@ class EchoLoader(Gauges):
     _before: tuple[Position, int] | None = None  # where the last batch was taken, and its id
     _resumed = False  # from a state; the next iter() goes on with the iteration in progress
     _failed: Exception | None = None
-    _closed = _iterating = False
-    _iterators_made = 0
+    _closed = False
     _next_iteration: int | None = None  # that set_epoch asked for
 
     def __init__(
         self,
-        source: Any = NO_SOURCE,
+        source: Any = None,
         batch_size: int | None = 1,
         *,
         echo: str = "none",
@@ -136,7 +132,7 @@ class EchoLoader(Gauges):
         batch_shuffle_buffer: int = 0,
         decode: Callable[[Any], Any] | None = None,
         augment: Any = None,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Callable[..., Any] | None = None,
         sampler: Any = None,
         place: str = "auto",
         order: str = "permutation",
@@ -155,11 +151,15 @@ class EchoLoader(Gauges):
         state_of_all_ranks: bool = False,
         **arguments_of_data_loader: Any,
     ) -> None:
-        source = given.source_of(source, arguments_of_data_loader)
-        order, collate, prefetch = given.translated(
-            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch, sampler=sampler,
-            num_workers=num_workers, shuffle_buffer=shuffle_buffer,
-        )  # fmt: skip
+        others = arguments_of_data_loader
+        source = others.pop("dataset", source)
+        if source is None:
+            raise TypeError("EchoLoader needs a source of examples: EchoLoader(dataset, batch_size)")
+        order = given.order_asked_for(others, order, sampler, shuffle_buffer)
+        if prefetch is None and others.get("prefetch_factor") is not None:
+            prefetch = others["prefetch_factor"] * num_workers
+        prefetch = None if prefetch is None else given.whole("prefetch", prefetch, 0)
+        collate = collate or others.get("collate_fn")
         # Neither given a part nor told one by torch.distributed.
         self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
         self.settings = settings = Settings(
@@ -170,7 +170,7 @@ class EchoLoader(Gauges):
         self._dataset, self._sampler, self._device = source, sampler, ToDevice(device)
         self._state_of_all_ranks = state_of_all_ranks
         readable = as_source(source, settings.seed, batch_size=batch_size, world_size=settings.world_size)
-        settings.check_source(readable, arguments_of_data_loader.get("shuffle"), num_workers)
+        settings.check_source(readable, others.get("shuffle"))
         self._pipeline = Pipeline(
             readable, settings, functions, sampler, self._device,
             num_workers=num_workers, prefetch=prefetch, processes=processes,
@@ -183,7 +183,7 @@ class EchoLoader(Gauges):
         self._finalizer.atexit = False  # the pipelines see to that themselves
         if epochs is None:
             self._position, self._pipeline.run = self._pipeline.begin(self._position, 1)
-            self._pipeline.noted = None
+            self._pipeline.left = None
 
     # Iteration. One rule for interruptions: a run is taken out while it makes a batch. Whatever ends that, an
     # error or Ctrl-C, the run is gone with all its threads and caches, and another begins at the position.
@@ -197,19 +197,19 @@ class EchoLoader(Gauges):
             self._resumed = False  # what was left of that epoch's pass is left out, as without the resume
             if end.is_over:
                 return iter(())
-        pipeline, iterator = self._pipeline, EchoIterator(self, self._iterators_made + 1)
-        if self._resumed and self._position.in_pass and not getattr(pipeline.source, "shared", True):
+        pipeline, iterator = self._pipeline, EchoIterator(self)
+        if self._resumed and self._position.in_pass and not pipeline.source.thread_safe:
             self._resume()  # with what the dataset has been told since, its epoch perhaps
-        position, run, noted = self._position, pipeline.run, pipeline.noted
+        position, run, left = self._position, pipeline.run, pipeline.left
         if self.settings.epochs is not None and not (self._resumed and position.in_pass):
             self._ahead = None
             self._clocks.pause()
-            (position, run), noted = pipeline.begin(position, self._upcoming), None
+            (position, run), left = pipeline.begin(position, self._upcoming), None
         # In one statement: the iteration has begun, or not.
         (
-            self._position, pipeline.run, pipeline.noted, self._before, self._failed, self._taking,
-            self._resumed, self._next_iteration, self._iterating, self._iterators_made,
-        ) = position, run, noted, None, None, {}, False, None, True, self._iterators_made + 1  # fmt: skip
+            self._position, pipeline.run, pipeline.left, self._before, self._failed, self._taking,
+            self._resumed, self._next_iteration, self._newest,
+        ) = position, run, left, None, None, {}, False, None, weakref.ref(iterator)  # fmt: skip
         return iterator
 
     def _next(self) -> Batch:
@@ -240,43 +240,37 @@ class EchoLoader(Gauges):
             self._taking.clear()
 
     def _made(self) -> Batch | None:
-        pipeline = self._pipeline
-        while True:
-            start = time.perf_counter()
-            try:
-                if not self._position.in_pass:
-                    return None
-                if pipeline.run is None:
-                    self._resume()
-                run, pipeline.run = pipeline.run, None
-                assert run is not None
-                batch = run.next()
-            except GivenUp:
-                continue
-            except Stopped:
-                pipeline.run = run  # which has changed nothing
-                does = "closed it" if self._closed else "called stop(): asking again goes on"
-                raise RuntimeError(
-                    f"while this EchoLoader made its next batch, another thread {does}"
-                ) from None
-            except BaseException as error:
-                if isinstance(error, Exception):
-                    self._failed = error
-                pipeline.stop()
-                raise
-            self._clocks.waited(start)
-            position = self._position
-            if batch is None:
-                position = position.ended(run.queue.index, whole=pipeline.streams.whole)
-            self._position, self._ahead, pipeline.run = position, batch, run
-            return batch
+        pipeline, start = self._pipeline, time.perf_counter()
+        try:
+            if not self._position.in_pass:
+                return None
+            if pipeline.run is None:
+                self._resume()
+            run, pipeline.run = pipeline.run, None
+            assert run is not None
+            batch = run.next()
+        except Stopped:
+            raise RuntimeError(
+                "another thread closed this EchoLoader, which was making its next batch"
+            ) from None
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._failed = error
+            pipeline.stop()
+            raise
+        self._clocks.waited(start)
+        position = self._position
+        if batch is None:
+            position = position.ended(run.queue.index, whole=pipeline.streams.whole)
+        self._position, self._ahead, pipeline.run = position, batch, run
+        return batch
 
     def _resume(self) -> None:
         """Have a run at the position, where the one before was given up."""
         self._ahead = None
         self._clocks.pause()
         pipeline = self._pipeline
-        (self._position, pipeline.run), pipeline.noted = pipeline.resume(self._position), None
+        (self._position, pipeline.run), pipeline.left = pipeline.resume(self._position), None
 
     def _check_can_go_on(self) -> None:
         if self._closed:
@@ -333,23 +327,17 @@ class EchoLoader(Gauges):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The position just after the last batch taken, whatever has been read ahead; any thread may ask.
+        """The position just after the last batch taken, whatever has been read ahead.
 
         Returns:
             Numbers, strings and lists, few whatever the buffers hold: what ``torch.load(weights_only=True)``
             accepts.
         """
         self._check_process()
-        state = self._state(self._last_taken)
-        return saved.of_all_ranks(state) if self._state_of_all_ranks else state
-
-    def _last_taken(self) -> Position:
         last = self._before
-        return last[0] if last is not None and holds_last_batch(last[1]) else self._position
-
-    def _state(self, position: Callable[[], Position]) -> dict[str, Any]:
-        state = self._pipeline.state(position)
-        return saved.sealed({**state, "clocks": self._clocks.state_dict()})
+        taken = last[0] if last is not None and holds_last_batch(last[1]) else self._position
+        state = saved.sealed({**self._pipeline.state(taken), "clocks": self._clocks.state_dict()})
+        return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
     def _check_alone(self) -> None:
         if self._made_alone and self.batch_size is not None:
@@ -370,30 +358,21 @@ class EchoLoader(Gauges):
         may be another one; between two iterations so may ranks, batch size, echo and buffers.
 
         Raises:
-            ValueError: the state is another loader's; the message names the argument that differs. The loader
-                goes on as if it had not been given.
+            ValueError: the state is another loader's; the message names the argument that differs.
         """
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
         saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
-        before = self._state(lambda: self._position), self._resumed, self._failed, self._next_iteration
-        try:
-            self._position, self._failed = pipeline.restore(state), None
-            self._resume()
-            self._clocks.load_state_dict(state["clocks"])
-            self._resumed, self._next_iteration = True, None
-            if self.settings.epochs is not None and self._position.in_pass:
-                # A position after the last batch of an iteration: the next iter() begins a new one. What lies
-                # behind that batch has not been met yet.
-                fresh_examples = self._position.fresh_examples
-                if self._look_ahead() is None:
-                    self._position = self._position._replace(fresh_examples=fresh_examples)
-        except BaseException:
-            state, self._resumed, self._failed, self._next_iteration = before
-            self._position, self._ahead = pipeline.restore(state), None
-            self._clocks.load_state_dict(state["clocks"])
-            raise
-        self._before = None
+        self._position, self._failed, self._before = pipeline.restore(state), None, None
+        self._resume()
+        self._clocks.load_state_dict(state["clocks"])
+        self._resumed, self._next_iteration = True, None
+        if self.settings.epochs is not None and self._position.in_pass:
+            # A position after the last batch of an iteration: the next iter() begins a new one. What lies
+            # behind that batch has not been met yet.
+            fresh_examples = self._position.fresh_examples
+            if self._look_ahead() is None:
+                self._position = self._position._replace(fresh_examples=fresh_examples)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next ``iter()`` begin iteration number ``epoch``, from 0, as of ``DistributedSampler``.
@@ -432,25 +411,16 @@ class EchoLoader(Gauges):
             if pool is not None and not already:
                 pool.resume()
 
-    def stop(self) -> None:
-        """Let threads end after the work in their hands, and close what can be opened again where it was.
-
-        The next batch asked for starts both again. A thread that waits for a batch meanwhile gets a
-        RuntimeError, and can go on.
-        """
-        self._pipeline.stop()
-
     def close(self, wait_s: float | None = None) -> None:
-        """End all threads and let go of the source; the loader can't be iterated any more.
+        """End all threads and processes, and let go of the source; the loader can't be iterated any more.
 
         Args:
             wait_s: for threads that are in a call of the source's, at most; those that are still in it are
-                left behind with a RuntimeWarning. By default as long as it takes.
+                left behind with a RuntimeWarning. By default 10 seconds.
         """
-        self._closed = True
-        self._ahead = None
+        self._closed, self._ahead = True, None
         if self._finalizer.detach() is not None:
-            self._pipeline.close(wait_s)
+            self._pipeline.close(CLOSE_WAIT_S if wait_s is None else wait_s)
 
     def __enter__(self) -> "EchoLoader":
         return self
@@ -462,38 +432,27 @@ class EchoLoader(Gauges):
 class EchoIterator:
     """The iterator of an EchoLoader; all iterators of one share its position.
 
-    When the newest is abandoned, the loader stops; what its threads have read ahead is kept.
+    When the newest is given up, what has been read ahead is kept for the next one.
     """
 
-    _number = -1  # of one that an interrupt has left unmade
-
-    def __init__(self, loader: EchoLoader, number: int) -> None:
-        self._warned = False
-        self._loader, self._number = loader, number
+    def __init__(self, loader: EchoLoader) -> None:
+        self._loader, self._warned = loader, False
 
     def __iter__(self) -> "EchoIterator":
         return self
 
     def __next__(self) -> Any:
-        if self._number != self._loader._iterators_made and not self._warned:
+        loader = self._loader
+        newest = loader._newest
+        if not self._warned and newest is not None and newest() is not self:
             self._warned = True
             warnings.warn(
                 "an EchoLoader has one position, which its iterators share: this one takes batches from a "
                 "newer one; make a second EchoLoader to iterate twice at a time",
                 stacklevel=2,
             )
-        loader = self._loader
         batch = loader._next()
         before = loader._position, id(batch.content)
         # From here on the batch is the consumer's: no call may follow, in which an interrupt could lose it.
         loader._before, loader._position, loader._ahead, loader._resumed = before, batch.position, None, False
         return batch.content
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At exit the pipelines have seen to that themselves, and modules, sys too, may be empty by now.
-        if is_finalizing() or self._number < 0:
-            return
-        # The garbage collector may come to an old one in the middle of a newer one's pass.
-        if self._number == self._loader._iterators_made:
-            self._loader._iterating = False
-            self._loader.stop()

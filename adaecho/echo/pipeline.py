@@ -12,7 +12,6 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,31 +19,37 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, Collating, Completing, EchoedBatches, Making
+from adaecho.echo.batch.batches import Batch, Batches, Collating, EchoedBatches, Making
 from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.stage import RowsOf, Stage, absent
+from adaecho.echo.order.stage import Stage
+from adaecho.echo.order.stream import Rows
 from adaecho.echo.read import Source
-from adaecho.echo.read.around import IterableSource
-from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
+from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader, ReaderState
 from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.settings import Settings, check_workers, order_of, refuse
-from adaecho.echo.state import VERSION, Held, Position, Streams, Told
+from adaecho.echo.settings import Settings, order_of, refuse, whole
+from adaecho.echo.state import VERSION, Held, Position, Streams
 from adaecho.echo.threads.processes import can_fork
 from adaecho.echo.threads.timers import Counters
-from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool, apart
+from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
-_EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
+CLOSE_WAIT_S = 10.0  # for a source that does not answer
 _OPEN: dict["Pipeline", int] = {}  # what a process's exit has to close, by the order of its making
+_TOLD_NO_FORK = (
+    "num_workers: the dataset, decode or augment doesn't say thread_safe = True, and no worker processes can "
+    "be forked here: all of it works in place, as with num_workers=0; declare thread_safe = True what "
+    "several threads may call at once, and workers are threads"
+)
 
 
 class Pipeline:
@@ -57,15 +62,17 @@ class Pipeline:
         device: where batches go.
         num_workers: threads.
         prefetch: batches read ahead of the echo; None for two of each worker, if memory has them.
-        processes: workers are processes.
+        processes: workers are processes also where all that they call is thread-safe.
 
     Attributes:
         streams: of the loader.
+        processes: whether workers are processes: as in a DataLoader, what a user wrote runs in these, unless
+            it says that it is thread-safe.
         source_length: of what is not only iterated.
         permutation: how that is permuted (``Permutation.method``).
         run: that stands at the consumer's position; None where it has been given up.
-        noted: the consumer's position and what the reader told of it, while that may be elsewhere.
-        moves: how often that began, times two; odd while the log is exchanged.
+        left: the consumer's position and the reader's state there, from when the reader leaves it until the
+            next run is in place: a state that is asked for between the two, as after an interrupt, is of it.
     """
 
     def __init__(
@@ -81,9 +88,13 @@ class Pipeline:
         processes: bool = False,
     ) -> None:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
-        self.num_workers, self.prefetch = max(check_workers(num_workers), int(processes)), prefetch
-        self._processes = processes or (bool(num_workers) and functions.draws)
-        self._one_place, self._warned = functions.draws, False  # where processes can't be had
+        self.num_workers, self.prefetch = max(whole("num_workers", num_workers, 0), int(processes)), prefetch
+        # Whole batches are decoded by one thread.
+        thread_safe = source.thread_safe and (self.streams.whole or functions.thread_safe)
+        self.processes = self.num_workers > 0 and (processes or not thread_safe) and can_fork()
+        if self.num_workers and not (thread_safe or self.processes):
+            self.num_workers = 0
+            warn_caller(_TOLD_NO_FORK)
         refuse(
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; give it num_workers=",
@@ -97,11 +108,12 @@ class Pipeline:
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
-        peek = partial(source.peek, 0, self.num_workers) if isinstance(source, MapSource) else None
+        # Not before a fork: a file that is opened for it would be shared.
+        peek = partial(source.peek, 0) if isinstance(source, MapSource) and not self.processes else None
         place = functions.choose_place(peek)
         before, after = functions.around_the_buffer(place, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
-        collating = Collating(functions.collate, settings.seed, origin, workers=self.num_workers > 0)
+        collating = Collating(functions.collate, settings.seed, origin)
         self.making = Making(
             self.streams.batch_size, after, collating, device.move, length, kept=isinstance(source, MapSource)
         )
@@ -114,11 +126,10 @@ class Pipeline:
             before = replace(before, stacked=False, length=length)
         self.reader = self._reader(order, before)
         self.run: Run | None = None
-        self.noted: tuple[Position, Told] | None = None
-        self.moves = 0
+        self.left: tuple[Position, ReaderState] | None = None
         self._newest: Run | None = None
         self._read_before = 0  # examples, by runs that were dropped
-        self._closing, self._closed = threading.Lock(), False
+        self._closing = threading.Lock()
         _OPEN[self] = os.getpid()
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
@@ -131,24 +142,8 @@ class Pipeline:
         assert order is not None
         return RandomReader(
             self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
-            seed=settings.seed, num_workers=self.num_workers, processes=self._processes,
+            seed=settings.seed,
         )  # fmt: skip
-
-    def workers(self) -> tuple[int, bool]:
-        """How many, and whether they are processes."""
-        draws = getattr(self.source, "draws", False) and not isinstance(self.source, IterableSource)
-        wanted = bool(self.num_workers) and (self._processes or draws)
-        if not wanted or can_fork():
-            return self.num_workers, wanted
-        one_place = self._one_place or draws
-        if not self._warned:
-            self._warned = True
-            warn_caller(
-                "processes can't be forked here: "
-                + ("what draws from the global generators works in one place, as with num_workers=0"
-                   if one_place else "workers are threads")
-            )  # fmt: skip
-        return (0 if one_place else self.num_workers), False
 
     def begin(self, position: Position, iteration: int) -> tuple[Position, "Run"]:
         """Begin an iteration, giving up the one before if it hasn't ended: where it is, and its run."""
@@ -167,54 +162,38 @@ class Pipeline:
 
     def resume(self, position: Position) -> tuple[Position, "Run"]:
         """Take up a position: where it is with what has been read again, and a run from there on."""
-        progress, witnesses = self._leave(position)
-        held = self.streams.held(position)
-        self.reader.witnesses.expect(witnesses)
+        state, held = self._leave(position), self.streams.held(position)
         reread = self.reader.resume(
-            position.next_index, position.iteration, self.settings.epochs, held.serials, progress
+            position.next_index, position.iteration, self.settings.epochs, held.serials, state
         )
         position = position._replace(reread_examples=position.reread_examples + reread)
         self._newest = Run(self, position, held)
         return position, self._newest
 
-    def _leave(self, position: Position) -> Told:
-        """Drop the run, and what it was ahead of a position; what the reader told of that."""
-        if self.noted is None:  # before the reader moves
-            self.noted = position, self.told(position)
-            self.moves += 2
+    def _leave(self, position: Position) -> ReaderState:
+        """Drop the run, and what it was ahead of a position; the reader's state there."""
+        if self.left is None:  # before the reader moves
+            self.left = position, self._reader_state(position)
         self._drop()
         self.streams.log.go_back(position)
-        return self.noted[1]
+        return self.left[1]
 
-    def told(self, position: Position) -> Told:
-        """What the reader tells of a position, while it is not elsewhere."""
-        index, streams = position.next_index, self.streams
-        # Only what is iterated needs to know, and to look for the oldest takes a while.
+    def _reader_state(self, position: Position) -> ReaderState:
+        """The reader's state at a position, while it has not left for elsewhere."""
+        # Only what is iterated needs to know, and to look for the oldest takes a while. Between two
+        # iterations rows may be shared out otherwise, and come in another order.
         iterated = isinstance(self.source, IterableSource)
-        oldest = streams.oldest_serial(position) if iterated else 0
-        # Between two iterations rows may be shared out otherwise, and come in another order.
-        progress = self.reader.progress(oldest, index) if iterated or position.in_pass else []
-        return progress, self.reader.witnesses.before(index * streams.world)
+        oldest = self.streams.oldest_serial(position) if iterated else 0
+        return self.reader.state(oldest, position.next_index) if iterated or position.in_pass else ([], [])
 
-    def state(self, position: Callable[[], Position]) -> dict[str, Any]:
-        """What a loader of the same settings and source needs to go on from a position: plain values.
+    def state(self, position: Position) -> dict[str, Any]:
+        """What a loader of the same settings and source needs to go on from a position: plain values."""
+        if self.left is None:
+            return self._state(position, self._reader_state(position))
+        return self._state(*self.left)
 
-        Any thread may ask: one that meets the consumer's as that begins an iteration tries again.
-        """
-        while True:
-            moves, noted = self.moves, self.noted
-            try:
-                now = position() if noted is None else noted[0]
-                state = self._state(now, self.told(now) if noted is None else noted[1])
-            except Exception:
-                if moves == self.moves and not moves % 2:
-                    raise
-            else:
-                if moves == self.moves and not moves % 2:
-                    return state
-
-    def _state(self, position: Position, told: Told) -> dict[str, Any]:
-        progress, witnesses = told
+    def _state(self, position: Position, reader_state: ReaderState) -> dict[str, Any]:
+        progress, witnesses = reader_state
         return {
             "version": VERSION,
             "settings": self.settings.plain(),
@@ -227,12 +206,8 @@ class Pipeline:
 
     def restore(self, state: dict[str, Any]) -> Position:
         """The position of a state, which has been checked; the log is as it was there, the run given up."""
-        position, log = self.streams.restored(state)
-        self.run = None
-        # At once, for threads that ask for the state meanwhile.
-        self.moves += 1
-        self.streams.log, self.noted = log, (position, (state["progress"], state["witnesses"]))
-        self.moves += 1
+        position, self.streams.log = self.streams.restored(state)
+        self.run, self.left = None, (position, (state["progress"], state["witnesses"]))
         return position
 
     @property
@@ -255,11 +230,9 @@ class Pipeline:
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
 
     def stop(self) -> None:
-        """Let the threads end after the work in their hands, and let go of what can be opened again."""
+        """Let the threads end after the work in their hands."""
         if self.pool is not None:
             self.pool.stop()
-        elif self._newest is not None:
-            self.reader.release()
 
     def _drop(self) -> None:
         """End all threads, and forget what they were ahead."""
@@ -270,37 +243,31 @@ class Pipeline:
             self.owners.close()
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
-    def close(self, wait_s: float | None = None) -> None:
+    def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """End all threads and let go of the source.
 
-        Threads that are in a call of the source's after ``wait_s`` are left there, with a warning: nothing
+        Threads that are still in a call of the source's after a while are left there, with a warning: nothing
         can end them, and they end with the process.
         """
-        pool = self.pool
-        if pool is not None:
-            pool.closing = True
+        pool, owners = self.pool, self.owners
+        if pool is not None and pool.started_here:
             pool.stop()
             in_time = pool.join(wait_s)
-            if not in_time and self.owners is not None:
-                self.owners.kill()
+            if not in_time and owners is not None:
+                owners.kill()
                 in_time = pool.join(wait_s)
             if not in_time:
                 _OPEN.pop(self, None)
                 warnings.warn(
-                    f"the source has not answered a reading thread for {wait_s:g} s: it is left behind",
+                    f"the source has not answered a thread for {wait_s:g} s: it is left behind",
                     RuntimeWarning,
                     stacklevel=3,
                 )
                 return
         with self._closing:  # the thread of `forgotten` may be at it when the process ends
-            if self._closed:
-                return
-            self._closed = True
-            try:
+            if _OPEN.pop(self, None) is not None:
                 self._drop()
                 self.reader.close()
-            finally:
-                _OPEN.pop(self, None)
 
     def forgotten(self) -> None:
         """The garbage collector has come to the loader: close, and wait for no thread here.
@@ -310,11 +277,8 @@ class Pipeline:
         """
         if self.pool is None:
             self.close()
-            return
-        try:
+        else:
             _thread.start_new_thread(self.close, ())
-        except RuntimeError:  # none can be had
-            self.close(_EXIT_WAIT_S)
 
 
 @atexit.register
@@ -323,7 +287,7 @@ def _close_all() -> None:
     for pipeline, process in reversed(list(_OPEN.items())):
         pool = pipeline.pool  # a forked child may have started the threads of what was made before
         if process == os.getpid() or (pool is not None and pool.started_here):
-            pipeline.close(_EXIT_WAIT_S)
+            pipeline.close()
 
 
 class Run:
@@ -343,61 +307,77 @@ class Run:
     def __init__(self, parts: Pipeline, position: Position, held: Held) -> None:
         self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
-        self._workers, processes = parts.workers()
         self.owners: Owners | None = None
-        if processes:
+        if parts.processes:
             self.owners = Owners(
-                self._workers, reader, parts.making, world=streams.world,
+                parts.num_workers, reader, parts.making, world=streams.world,
                 buffered=parts.settings.shuffle_buffer, resident=parts.resident,
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
-        self.queue = FreshQueue(reader.claim, self._read, streams.log.bad, position.next_index)
-        self.pool = ThreadPool(self._released) if self._workers else None
+        self.queue = FreshQueue(self._claim, self._read, streams.log.bad, position.next_index)
+        self.pool = ThreadPool() if parts.num_workers else None
+        # What the buffers held is read again before anything else, for all uses of it.
+        self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
+        self._num_claimed = 0  # of these
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
-        self._batches = self._made(position, held)
+        self._batches = self._made(position)
         self._map = self._connected()
         self._following: deque[Batch] = deque()  # made at once with the one before
-        self._completed = Completing(parts.making.collating, threads=self.pool is not None)
+        self._begun = False
+        self._position = position
         self._echo: EchoedBatches | None = None
-        if streams.echoes_batches:
-            self._echo = EchoedBatches(
-                self._next_made, streams.batches(position), position,
-                lambda number: self._remade(held.batches.pop(number)),
-            )  # fmt: skip
 
-    def _remade(self, items: Any) -> Batch:
-        remade = partial(self._batches.remade, items)
-        return self._completed(remade() if self.owners is None else apart(remade))
+    def _claim(self, count: int) -> Any | None:
+        """The next examples to read: those that the buffers held, then fresh ones."""
+        reader, start = self._parts.reader, self._num_claimed
+        if start == len(self._again):
+            return reader.claim(count)
+        self._num_claimed = min(start + count, len(self._again))
+        return reader.again(self._again[start : self._num_claimed])
 
-    def _released(self) -> None:
-        """No thread works any more, after a stop."""
-        self._parts.reader.release()
-        if self.owners is not None and not isinstance(self._parts.source, IterableSource):
-            self.owners.close()  # what they have can be read again
+    def _restored(self) -> EchoedBatches | None:
+        """Read and make again what the buffers held; the stage that echoes batches, if there is one."""
+        parts, position, serials = self._parts, self._position, self._again
+        rows = np.empty(len(serials), dtype=np.int64)  # in the pool, of each
+        start = 0
+        while start < len(serials):
+            fresh = self.queue.take_again(_LEAST_BLOCK)
+            end = start + len(fresh.serials)
+            rows[start:end] = self._pool.insert(fresh.examples, self._uses[start:end])
+            if parts.reader.reads_again:
+                length, read = parts.making.length, fresh.examples
+                counted = length is not None and isinstance(read, list)
+                self._reread += sum(map(length, read)) if counted else end - start  # type: ignore[arg-type]
+            start = end
 
-    def _made(self, position: Position, held: Held) -> Batches:
+        def rows_of(items: keyed.Items) -> Rows:
+            return rows[np.searchsorted(serials, items >> keyed.ECHO_BITS)]
+
+        self._stage.resume(position.examples, position.next_index, self._held.examples, rows_of)
+        if not parts.streams.echoes_batches:
+            return None
+        batches = {
+            number: self._batches.remade(items, self._pool.take(rows_of(items), items))
+            for number, items in self._held.batches.items()
+        }
+        return EchoedBatches(self._next_made, parts.streams.batches(position), position, batches)
+
+    def _made(self, position: Position) -> Batches:
         """The middle stages: [echo >] shuffle > [augment >] batch."""
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
-        making, at_once = parts.making, lambda: parts.group
-        rows, lookahead, again = 0, 1, held.serials
-        rows_of: RowsOf = absent
+        making, at_once, rows = parts.making, lambda: parts.group, 0
         if self.owners is not None:
-            pool, rows, rows_of = self.owners.pool, self.owners.pool.rows, self.owners.tokens_of
+            pool, rows = self.owners, self.owners.rows
             making, at_once = replace(making, augment=self.owners.augmented), self.owners.batches_at_once
-            self.owners.hold(again)
-        if parts.resident is not None and isinstance(parts.reader, RandomReader):
-            lookahead, again = _FREE_LOOKAHEAD, keyed.NO_ITEMS
-            if self.owners is None:
-                pool, rows_of, rows = ResidentPool(parts.resident), parts.reader.rows, len(parts.resident)
+        elif parts.resident is not None:
+            pool, rows = ResidentPool(parts.resident), len(parts.resident)
+        lookahead = 1 if parts.resident is None else _FREE_LOOKAHEAD
         stream = parts.streams.examples(position)
-        stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
-        stage.resume(position.examples, position.next_index, held.examples, rows_of)
-        return Batches(
-            stage, pool, making, parts.reader, position, rows_of, again, group=at_once,
-            drop_last=settings.drop_last,
-        )  # fmt: skip
+        self._pool = pool
+        self._stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
+        return Batches(self._stage, pool, making, position, group=at_once, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:
         """Let threads read, and make batches; gives the latter's map."""
@@ -406,30 +386,26 @@ class Run:
         if self.pool is None:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
-            workers, size = self._workers, parts.making.batch_size
+            workers, size, whole = parts.num_workers, parts.making.batch_size, parts.streams.whole
             # A worker has half a batch's share at a time; a process four times that, since each crossing
             # costs, and another before it while it works on one.
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
                 readers, makers, share = 2 * workers, workers + 1, 2.0
-            if parts.resident is None and not parts.streams.whole:
+            if parts.resident is None and not whole:
                 grouped = parts.group > 1 and self.owners is None
                 chunk = parts.group * size if grouped else math.ceil(size * share / workers)
-                first = DOWNSTREAM_QUEUE if parts.prefetch is None else parts.prefetch
-                window = math.ceil(first * size / chunk) + readers
-                claim = partial(parts.reader.claim, chunk)
+                first = 2 * workers if parts.prefetch is None else parts.prefetch
                 self.queue.map = OrderedMap(
-                    self.pool, claim, self._read, threads=readers, window=window, name="read",
-                    at_once=workers,
+                    self.pool, partial(self._claim, chunk), self._read, threads=readers,
+                    window=math.ceil(first * size / chunk) + readers, name="read", at_once=workers,
                 )  # fmt: skip
-                self.queue.more = 0 if parts.prefetch is not None else 2 * (workers - 1) * size
-            ahead = DOWNSTREAM_QUEUE
+            ahead, makers = DOWNSTREAM_QUEUE, 1 if whole else makers
             if parts.prefetch is not None and parts.settings.variant.batches_upstream:
                 ahead = parts.prefetch
-            threads = 1 if parts.streams.whole else makers
             batch_map = OrderedMap(
-                self.pool, batches.claim, batches.work, threads=threads, window=ahead + threads - 1,
-                name="batch", at_once=min(threads, workers),
+                self.pool, batches.claim, batches.work, threads=makers, window=ahead + makers - 1,
+                name="batch", at_once=min(makers, workers),
             )  # fmt: skip
         batch_map.upstream = self.queue.map
         return batch_map
@@ -440,7 +416,7 @@ class Run:
             self._following.extend(self._map.get() or ())
         if not self._following:
             return None
-        batch = self._completed(self._following.popleft())
+        batch = self._following.popleft()
         if self._parts.streams.whole:  # whose lengths are not known before they come
             self._in_whole += batch.length
             batch.position = batch.position._replace(fresh_examples=self._in_whole)
@@ -448,22 +424,24 @@ class Run:
 
     def next(self) -> Batch | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
-        if self.pool is not None:
-            if self.owners is not None and self.pool.stopping:
-                self.pool.join()  # a fork would copy what they hold
-                self.owners.begin()
-            self.pool.go()
         try:
+            if not self._begun:
+                if self.owners is not None:
+                    self.owners.begin()  # before there are threads
+                if self.pool is not None and isinstance(self.queue.map, OrderedMap):
+                    self.pool.start(self.queue.map)
+                self._echo = self._restored() if self.pool is None else self.pool.apart(self._restored)
+                if self.pool is not None and isinstance(self._map, OrderedMap):
+                    self.pool.start(self._map)
+                self._begun = True
             batch = self._next_made() if self._echo is None else self._echo.next()
         except StopIteration as error:
             raise RuntimeError(
                 "__getitem__, decode, augment or collate raised StopIteration (see above), which would end "
                 "the loop as if there were no more batches"
             ) from error
-        if batch is not None:
-            self._reread += batch.reread
-            if self._reread != batch.position.reread_examples:
-                batch.position = batch.position._replace(reread_examples=self._reread)
+        if batch is not None and self._reread != batch.position.reread_examples:
+            batch.position = batch.position._replace(reread_examples=self._reread)
         return batch
 
     def counters(self) -> Counters:
@@ -472,13 +450,13 @@ class Run:
         fresh_batches = self.queue.examples / self._parts.making.batch_size
         # Inline reading is a part of claiming a batch.
         ahead = isinstance(read, OrderedMap)
-        inline_s, completed_s = 0.0 if ahead else read.claim_s + read.work_s, self._completed.busy_s
+        inline_s = 0.0 if ahead else read.claim_s + read.work_s
         read_s = _bounds(read) if ahead else (inline_s, 0.0)
         if self._parts.settings.variant.batches_upstream:
             echoed_s = 0.0 if self._echo is None else self._echo.busy_s
-            made_s = _bounds(batches, inline_s + completed_s)
+            made_s = _bounds(batches, inline_s)
             return Counters((*read_s, *made_s), (echoed_s, 0.0), fresh_batches)
-        return Counters((*read_s, 0.0, 0.0), _bounds(batches, completed_s), fresh_batches)
+        return Counters((*read_s, 0.0, 0.0), _bounds(batches), fresh_batches)
 
 
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:

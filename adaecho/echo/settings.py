@@ -2,7 +2,6 @@
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,15 +11,10 @@ from torch.utils.data import DistributedSampler
 
 from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.read import Source
-from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
-
-Collate = Callable[[list[Any]], Any]
-
-_MOST_PASSES = 8  # of the data in a buffer
-_MOST_WORKERS = 1024  # far beyond any gain of threads, below what a process may have
 
 # What of the settings may differ from a state's: the first for what has not been read yet, the others where
 # nothing is held.
@@ -69,17 +63,18 @@ class Settings:
         if self.sampler is not None:
             self._check_sampler()
         check_factor(self.variant, self.factor, self.max_factor, self.batch_shuffle_buffer)
-        refuse(
-            not isinstance(self.drop_last, bool | np.bool_),
-            f"drop_last={self.drop_last!r}: must be True or False",
-        )
-        for name in ("factor", "max_factor", "drop_last", "echo", "order"):  # what a state can hold
+        for name in ("factor", "max_factor"):  # what a state can hold
             value = getattr(self, name)
-            value = value.item() if isinstance(value, np.generic) else value
-            self._set(name, value if isinstance(value, str | int | float) else float(value))
+            self._set(name, value if isinstance(value, str | int) else float(value))
+        for name, plain in (("drop_last", bool), ("echo", str), ("order", str)):
+            self._set(name, plain(getattr(self, name)))
         if self.epochs is not None and self.world_size > 1:
             self._check_even_ranks()
-        self._warn_of_idle_echo()
+        if self.variant.repeats == "examples" and self.factor != 1 and not self.shuffle_buffer:
+            warn_caller(
+                f"echo={self.echo!r} with shuffle_buffer=0: all repeats of an example follow one another, "
+                "mostly in one batch; give shuffle_buffer=, many times batch_size, to spread them"
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -131,7 +126,7 @@ class Settings:
             f"batches than the others; let decode give a stand-in for a bad example, or {count}",
         )
 
-    def check_source(self, source: Source, shuffle: Any, num_workers: int) -> None:
+    def check_source(self, source: Source, shuffle: Any) -> None:
         """Raises ValueError where they and a source don't go together."""
         self.check_filling(source.length)
         if isinstance(source, IterableSource):
@@ -140,11 +135,6 @@ class Settings:
             self.batch_size is None and isinstance(source, ArraySource),
             "batch_size=None: arrays hold examples, not batches; give a batch_size",
         )
-        if source.works_ahead and self.factor == "auto" and not num_workers:
-            warn_caller(
-                f"factor='auto' around a {source.name} that works ahead, with num_workers=0: R would be too "
-                "small, as it works during the steps too; give num_workers=1"
-            )
 
     def _check_can_iterate(self, source: IterableSource, shuffle: Any) -> None:
         """Raises ValueError where an iterable has no such order, or may be unequal among ranks."""
@@ -182,19 +172,6 @@ class Settings:
         told = [field for field in fields(self) if getattr(self, field.name) != field.default]
         return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in told)
 
-    def _warn_of_idle_echo(self) -> None:
-        """Warn of an echo that repeats nothing, or whose repeats of an example follow one another."""
-        echo, repeats = f"echo={self.echo!r}", self.variant.repeats
-        if not repeats:
-            return
-        if self.factor == 1:
-            warn_caller(f"{echo} with factor=1 repeats nothing; give factor=2, say, or leave echo out")
-        elif repeats == "examples" and self.shuffle_buffer == 0:
-            warn_caller(
-                f"{echo} with shuffle_buffer=0: all repeats of an example follow one another, mostly in one "
-                "batch; give shuffle_buffer=, many times batch_size, to spread them"
-            )
-
     @property
     def to_fill(self) -> dict[str, float]:
         """About how many fresh examples (or whole batches) of this rank fill each buffer."""
@@ -205,7 +182,7 @@ class Settings:
         }
 
     def check_filling(self, length: int | None) -> None:
-        """Warn where more than a pass is read before the first batch, or raise ValueError where many are.
+        """Warn where more than a pass is read before the first batch.
 
         Args:
             length: examples (or whole batches) of a pass, of all ranks; None where it isn't known.
@@ -215,18 +192,12 @@ class Settings:
         own = length if self.batch_size is None else length / self.world_size
         for name, examples in self.to_fill.items():
             passes = min(examples / own, self.epochs or math.inf)
-            if passes <= 1:
-                continue
-            told = (
-                f"{name}={getattr(self, name)}: to fill it takes {passes:,.1f} passes of the source's "
-                f"{length:,} {'batches' if self.batch_size is None else 'examples'} before the first batch; "
-                "a buffer as large as the data shuffles as well"
-            )
-            refuse(
-                passes > _MOST_PASSES,
-                f"{told}: make it smaller (more than {_MOST_PASSES} passes need as many epochs=)",
-            )
-            warn_caller(told)
+            if passes > 1:
+                warn_caller(
+                    f"{name}={getattr(self, name)}: to fill it takes {passes:,.1f} passes of the source's "
+                    f"{length:,} {'batches' if self.batch_size is None else 'examples'} before the first "
+                    "batch; a buffer as large as the data shuffles as well"
+                )
 
     def check_same(self, saved: dict[str, Any], *, held: bool) -> None:
         """Raises ValueError, naming the argument, where a state was saved under others that matter.
@@ -253,17 +224,6 @@ def refuse(wrong: Any, message: str) -> None:
     """Raises ValueError with a message where something is wrong."""
     if wrong:
         raise ValueError(message)
-
-
-def check_workers(num_workers: Any) -> int:
-    """How many threads; raises ValueError where there can't be as many."""
-    number = whole("num_workers", num_workers, 0)
-    refuse(
-        number > _MOST_WORKERS,
-        f"num_workers={number}: each is a thread, at most {_MOST_WORKERS}; one for each core, or some more "
-        "for a store that answers slowly, is enough",
-    )
-    return number
 
 
 def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
@@ -310,10 +270,10 @@ def check_still_alone() -> None:
     """Raises RuntimeError where there are several ranks by now, each with a loader that reads everything."""
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
-            f"torch.distributed was initialised, with {torch.distributed.get_world_size()} ranks, after this "
-            "EchoLoader had been made, so that each of them would read every example; make it after "
-            "init_process_group, Accelerator() or fabric.launch(), with Lightning's Trainer in "
-            "train_dataloader(), or give rank=0, world_size=1 where each rank is to read everything"
+            "this EchoLoader was created before torch.distributed was initialized "
+            f"({torch.distributed.get_world_size()} ranks), so every rank would read all examples. Create it "
+            "after init_process_group, Accelerator() or fabric.launch(), or in Lightning's "
+            "train_dataloader(). If every rank should read all examples, pass rank=0, world_size=1"
         )
 
 
@@ -345,45 +305,21 @@ _REMEDIES = {
     "the DataLoader that has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
     "generator": "all randomness follows seed=; give seed=generator.initial_seed()",
     "in_order": "batches always come in order, which makes a resume exact; leave it out",
-    "multiprocessing_context": "workers are threads; leave it out",
+    "multiprocessing_context": "worker processes are forked; leave it out",
     "pin_memory": "device='cuda' pins batches and copies them beside the step; leave this out",
     "pin_memory_device": "device= says where batches are copied to; leave this out",
-    "timeout": "a thread can't be cut off; give the source its time limit (TarShards: retries=)",
-    "worker_init_fn": "workers are threads, and randomness is keyed by example: open files in the dataset, "
+    "timeout": "give the source its time limit (TarShards: retries=)",
+    "worker_init_fn": "randomness is keyed by example: open files in the dataset when they are first needed, "
     "draw with augment(example, rng)",
 }
-NO_SOURCE = object()
 
 
-def source_of(source: Any, given: dict[str, Any]) -> Any:
-    """The source, which may have been given under a DataLoader's name for it; takes that out of ``given``.
-
-    Raises:
-        TypeError: there is none, or there are two.
-    """
-    both = [one for one in (source, given.pop("dataset", NO_SOURCE)) if one is not NO_SOURCE]
-    if len(both) > 1:
-        raise TypeError("dataset= with source: they are the same argument; give one")
-    if not both:
-        raise TypeError("EchoLoader needs a source of examples: EchoLoader(dataset, batch_size)")
-    return both[0]
-
-
-def translated(
-    given: dict[str, Any],
-    *,
-    order: str,
-    collate: Collate | None,
-    prefetch: int | None,
-    sampler: Any,
-    num_workers: int,
-    shuffle_buffer: int,
-) -> tuple[str, Collate | None, int | None]:
-    """``order``, ``collate`` and ``prefetch`` where a DataLoader's arguments may ask for others.
+def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buffer: int) -> str:
+    """``order``, where a DataLoader's ``shuffle`` may ask for another.
 
     Args:
         given: arguments beyond EchoLoader's own.
-        order, collate, prefetch, sampler, num_workers, shuffle_buffer: of the EchoLoader.
+        order, sampler, shuffle_buffer: of the EchoLoader.
 
     Raises:
         ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
@@ -395,28 +331,20 @@ def translated(
         asks = _REMEDIES[name] is not None and bool(value) != (name == "in_order")
         told = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
         refuse(asks, f"{name}={told}: {_REMEDIES[name]}")
-    collate_fn, factor, shuffle = map(given.get, ("collate_fn", "prefetch_factor", "shuffle"))
+    shuffle = given.get("shuffle")
+    if shuffle is None:
+        return order
     refuse(
-        collate_fn is not None and collate is not None,
-        "collate_fn with collate: they are the same argument; give one",
+        shuffle and sampler is not None,
+        f"sampler={type(sampler).__name__} with shuffle={shuffle}: both decide the order; leave one out",
     )
-    prefetch = None if prefetch is None else whole("prefetch", prefetch, 0)
-    if factor is not None:
-        refuse(not num_workers, f"prefetch_factor={factor}: with num_workers=0 nothing is read ahead")
-        prefetch = whole("prefetch", factor * num_workers, 0)
-    if shuffle is not None:
-        refuse(
-            shuffle and sampler is not None,
-            f"sampler={type(sampler).__name__} with shuffle={shuffle}: both decide the order; leave one out",
-        )
-        refuse(
-            bool(shuffle) != (order != "stored") and order != "permutation",
-            f"shuffle={shuffle} with order={order!r}: they contradict each other; give one",
-        )
-        refuse(
-            not shuffle and shuffle_buffer,
-            f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave one out "
-            "(order='stored' says that the source's own order goes into the buffer)",
-        )
-        order = order if shuffle else "stored"
-    return order, collate or collate_fn, prefetch
+    refuse(
+        bool(shuffle) != (order != "stored") and order != "permutation",
+        f"shuffle={shuffle} with order={order!r}: they contradict each other; give one",
+    )
+    refuse(
+        not shuffle and shuffle_buffer,
+        f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave one out "
+        "(order='stored' says that the source's own order goes into the buffer)",
+    )
+    return order if shuffle else "stored"

@@ -15,16 +15,12 @@ import torch
 
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.stream import NOTHING, Contents, Place, Stream
+from adaecho.echo.order.stream import NOTHING, Contents, Cursor, Stream
 from adaecho.echo.read.failures import BadExamples
-from adaecho.echo.settings import Settings, is_distributed, share
-from adaecho.echo.variants import MAX_FACTOR
+from adaecho.echo.settings import Settings, is_distributed, refuse, share
 
 VERSION = 5  # raised whenever a state of before would continue differently, or can't be read
 _SMALL = 1 << 14  # slots of a buffer that are looked back over in some 20 ms
-
-Told = tuple[list[Any], list[Any]]
-"""What a reader tells of a position: its progress, and witnesses of what it has read."""
 
 
 class Position(NamedTuple):
@@ -37,7 +33,7 @@ class Position(NamedTuple):
         next_number: number of the next fresh batch to echo; ``first_number``: when the iteration began.
         first_index: ``next_index`` when the iteration began.
         iteration: how many have begun; ``in_pass`` while it has not ended.
-        examples, batches: the places in the two streams, since the iteration began.
+        examples, batches: the cursors in the two streams, since the iteration began.
         oldest: an item of the examples no later than any that is held.
         held_examples: in whole batches of which a repeat is to leave.
     """
@@ -51,8 +47,8 @@ class Position(NamedTuple):
     first_index: int = 0
     iteration: int = 0
     in_pass: bool = False
-    examples: Place = Place()
-    batches: Place = Place()
+    examples: Cursor = Cursor()
+    batches: Cursor = Cursor()
     oldest: int = 0
     held_examples: int = 0
 
@@ -60,8 +56,8 @@ class Position(NamedTuple):
         """Where the consumer is as an iteration begins, at a local number."""
         return self._replace(
             iteration=iteration, in_pass=True, skipped=self.skipped + index - self.next_index,
-            next_index=index, first_index=index, first_number=self.next_number, examples=Place(),
-            batches=Place(), oldest=0, held_examples=0,
+            next_index=index, first_index=index, first_number=self.next_number, examples=Cursor(),
+            batches=Cursor(), oldest=0, held_examples=0,
         )  # fmt: skip
 
     def ended(self, index: int, *, whole: bool) -> "Position":
@@ -69,8 +65,8 @@ class Position(NamedTuple):
         # How many examples a bad whole batch has is not known.
         fresh_examples = self.fresh_examples if whole else index - self.skipped
         return self._replace(
-            in_pass=False, next_index=index, fresh_examples=fresh_examples, examples=Place(),
-            batches=Place(),
+            in_pass=False, next_index=index, fresh_examples=fresh_examples, examples=Cursor(),
+            batches=Cursor(),
         )  # fmt: skip
 
 
@@ -197,13 +193,13 @@ class Streams:
         """What lies in the buffers at a position."""
         if not position.in_pass:
             return Held()
-        stream, place = self.examples(position), position.examples
-        held = Held(stream.contents(place))
+        stream, cursor = self.examples(position), position.examples
+        held = Held(stream.contents(cursor))
         numbers = self._held_numbers(position)
         if numbers:
             size, first = self.batch_size, numbers[0] - position.first_number
             stop = numbers[-1] + 1 - position.first_number
-            items = stream.leaving(place, first * size, stop * size)  # [batches, batch size], flat
+            items = stream.leaving(cursor, first * size, stop * size)  # [batches, batch size], flat
             for number in numbers:
                 start = (number - numbers[0]) * size
                 held.batches[number] = items[start : start + size]
@@ -253,7 +249,7 @@ class Streams:
     def restored(self, state: dict[str, Any]) -> tuple[Position, Log]:
         """The position of a state, which has been checked, and the log as it was there."""
         position = Position(**{name: state[name] for name in Position._fields})
-        position = position._replace(examples=Place(*state["examples"]), batches=Place(*state["batches"]))
+        position = position._replace(examples=Cursor(*state["examples"]), batches=Cursor(*state["batches"]))
         log = Log.restored(self._settings, state, position)
         now, before = self._settings.world_size, state["settings"]["world_size"]
         if now != before:  # between iterations: each has read its part
@@ -285,13 +281,11 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     """This rank's part of what ``of_all_ranks`` made; any other state as it is.
 
     Raises:
-        ValueError: it is damaged, or was saved by another number of ranks, within an iteration.
+        ValueError: it was saved by another number of ranks, within an iteration.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
     states = state["ranks"]
-    if not (isinstance(states, list | tuple) and states and all(isinstance(one, Mapping) for one in states)):
-        raise ValueError(f"load_state_dict: its ranks are {states!r:.80} and no states: {_DAMAGED}")
     rank, world_size = share(None, None)
     if len(states) == world_size or not states[0].get("in_pass"):
         return dict(states[rank if len(states) == world_size else 0])
@@ -301,11 +295,8 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-_DAMAGED = "the state is damaged, or was changed by hand; load one as state_dict() gave it"
-
-
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with a digest, so that none of its parts is believed that did not come with the others."""
+    """A state with a digest: a checkpoint of which only a part is loaded would go on elsewhere in silence."""
     return {**state, "digest": _digest(state)}
 
 
@@ -316,15 +307,8 @@ def _digest(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _is_whole(state: Mapping[str, Any]) -> bool:
-    try:
-        return bool(_digest(state) == state.get("digest"))
-    except Exception:  # of a part that is not even of its kind
-        return False
-
-
-def check(state: dict[str, Any], settings: Settings, length: int | None, permutation: str) -> None:
-    """Raises ValueError where a state is of another version of its format, or another loader's.
+def check(state: Any, settings: Settings, length: int | None, permutation: str) -> None:
+    """Raises ValueError where a state is none, is of another version of its format, or another loader's.
 
     Args:
         state: as it was given.
@@ -332,48 +316,27 @@ def check(state: dict[str, Any], settings: Settings, length: int | None, permuta
         length: of its source, if that is known.
         permutation: how it draws passes.
     """
-    foreign = _foreign(state)
-    if foreign:
-        raise ValueError(
-            f"load_state_dict: this is no state of an EchoLoader ({foreign}); give what state_dict() "
-            "returned, and where there is none begin without load_state_dict"
-        )
-    otherwise = "go on with the adaecho that saved it, or begin without load_state_dict"
-    if state["version"] != VERSION:
-        raise ValueError(
-            f"load_state_dict: version={state['version']!r} of the state's format, and this adaecho reads "
-            f"{VERSION}: other batches would follow than in the run that saved it; {otherwise}"
-        )
-    if not _is_whole(state):
-        raise ValueError(f"load_state_dict: its digest is not that of the rest: {_DAMAGED}")
-    for history in state["factors"].values():
-        if history[0][0] != 0 or not all(1 <= factor < MAX_FACTOR for _, factor in history):
-            raise ValueError(f"load_state_dict: its factors are {history!r:.80}: {_DAMAGED}")
+    version = state.get("version") if isinstance(state, Mapping) else None
+    refuse(
+        version != VERSION,
+        f"load_state_dict: version={version!r} of the state's format, and this adaecho reads {VERSION}; give "
+        "what state_dict() of this version returned, or begin without load_state_dict",
+    )
+    whole = "progress" in state and _digest(state) == state.get("digest")
+    refuse(not whole, "load_state_dict: only a part of the state was loaded, or it was changed by hand")
     settings.check_same(state["settings"], held=bool(state["in_pass"]))
-    had, has = (_examples(number) for number in (state["source_length"], length))
-    if had != has:
-        raise ValueError(
-            f"load_state_dict: source had {had} and has {has} now, so that positions in it mean other "
-            "examples; give the source it was saved with"
-        )
+    had, has = (
+        "no known length" if number is None else f"{number} examples"
+        for number in (state["source_length"], length)
+    )
+    refuse(
+        had != has,
+        f"load_state_dict: source had {had} and has {has} now, so that positions in it mean other examples; "
+        "give the source it was saved with",
+    )
     drawn = state["permutation"]
-    if drawn != permutation:
-        raise ValueError(
-            f"load_state_dict: the permutation of the state's {had} is {drawn}, and this "
-            f"adaecho's of so many is {permutation}: other examples would follow; {otherwise}"
-        )
-
-
-def _foreign(state: Any) -> str:
-    """What shows that this is no state; empty where it may be one."""
-    if not isinstance(state, Mapping):
-        return f"it is a {type(state).__name__}"
-    lacking = [name for name in ("version", "settings", "next_index", "progress") if name not in state]
-    if not lacking:
-        return ""
-    keys = ", ".join(repr(key) for key in list(state)[:3])
-    return f"it lacks {', '.join(map(repr, lacking))} and " + (f"has {keys}" if keys else "is empty")
-
-
-def _examples(length: int | None) -> str:
-    return "no known length" if length is None else f"{length} examples"
+    refuse(
+        drawn != permutation,
+        f"load_state_dict: the permutation of the state's {had} is {drawn}, and this adaecho's of so many is "
+        f"{permutation}: other examples would follow",
+    )

@@ -85,6 +85,8 @@ class Halting(Dataset):
 class Bad:
     """A decode that fails for some rows, which are bad examples."""
 
+    thread_safe = True
+
     def __init__(self, *rows: int) -> None:
         self.rows = frozenset(rows)
 
@@ -133,6 +135,9 @@ def reference_block(one: dict[str, Any], key: int) -> dict[str, Any]:
 def add_noise(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """One at a time, to two numbers of each example."""
     return {**one, "x": one["x"][:2] + rng.random()}
+
+
+add_noise.thread_safe = True  # type: ignore[attr-defined]
 
 
 def reference_single(one: dict[str, Any], key: int) -> dict[str, Any]:

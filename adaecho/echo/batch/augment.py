@@ -11,12 +11,11 @@ from typing import Any
 
 from adaecho.echo.memory.budget import free_bytes
 from adaecho.echo.memory.pool import Examples, singles_of
-from adaecho.echo.memory.tree import Columns, num_bytes, obstacle, remedy, stack
+from adaecho.echo.memory.tree import UNFIT, Columns, num_bytes, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.read.chunks import Preparation, Tried
 from adaecho.echo.read.failures import NONE_SKIPPED
 from adaecho.echo.settings import Settings, one_of, refuse
-from adaecho.echo.threads.generators import global_generators_kept, seed_globally
 from adaecho.echo.variants import PLACES
 
 Origin = Callable[[int], str]
@@ -35,7 +34,7 @@ class Augmentation:
       the same form. Draw with ``adaecho.echo.order.keyed``. It is used wherever it exists.
     * ``augment(example, rng)``: ``rng`` is a NumPy generator of this example and repeat.
     * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``, which are seeded
-      for each example and given back afterwards. Slower; with workers, these are processes.
+      for each example and given back afterwards; slower.
 
     What it raises is passed on with a note of the example.
 
@@ -51,8 +50,10 @@ class Augmentation:
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
         self._augment, self._seed, self._origin = augment, seed, origin
         self._block = getattr(augment, "block", None)
-        self._by_name, num_arguments = _signature(augment) if self._block is None else (False, 0)
-        self.uses_global_generators = num_arguments == 1
+        self._by_name, self._num_arguments = (
+            (False, 0) if self._block is not None else arguments_of(augment, "augment")
+        )
+        self._seeds = self._num_arguments == 1 and not says_thread_safe(augment)
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
         """The augmented examples of these items."""
@@ -63,15 +64,16 @@ class Augmentation:
             except Exception as error:
                 error.add_note(f"while augmenting {span(items, self._origin)}")
                 raise
-        with global_generators_kept() if self.uses_global_generators else nullcontext():
+        with keyed.global_generators_kept() if self._seeds else nullcontext():
             given = zip(singles_of(examples), drawn.tolist(), strict=True)
             return one_by_one(self._drawn, given, items, self._origin, "while augmenting {}")
 
     def _drawn(self, example: Any, key: int) -> Any:
-        if not self.uses_global_generators:
+        if self._num_arguments == 2:
             rng = keyed.generator(key)
             return self._augment(example, rng=rng) if self._by_name else self._augment(example, rng)
-        seed_globally(key, key >> 1)
+        if self._seeds:
+            keyed.seed_globally(key, key >> 1)
         return self._augment(example)
 
 
@@ -80,17 +82,17 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
         return examples.with_tree(block(examples.tree(), drawn))
     stacked = stack(examples)
     if stacked is None:
-        unfit = next((example for example in examples if obstacle(example) is not None), None)
-        if unfit is not None:
-            raise ValueError(
-                f"augment.block needs arrays, tensors and numbers, and an example holds {obstacle(unfit)}; "
-                f"{remedy(unfit)}, or give an augment(example, rng) without block"
-            )
         raise ValueError(
-            "augment.block needs examples of one shape and numeric type, and these differ; make decode give "
-            "them one shape, or give an augment(example, rng) without block"
+            f"augment.block needs examples of one shape and numeric type; {UNFIT}, or give an "
+            "augment(example, rng) without block"
         )
     return stacked.with_tree(block(stacked.tree(), drawn))
+
+
+def says_thread_safe(function: Any) -> bool:
+    """Whether a function, or the object whose method it is, says so; what has a ``block`` is vectorised."""
+    owner = getattr(function, "__self__", None)
+    return hasattr(function, "block") or any(getattr(one, "thread_safe", False) for one in (function, owner))
 
 
 def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]:
@@ -144,20 +146,25 @@ def span(items: keyed.Items, origin: Origin) -> str:
     return first if len(items) == 1 else f"{len(items)} examples, from {first} to {last}"
 
 
-def _signature(augment: Callable[..., Any]) -> tuple[bool, int]:
-    """Whether its generator goes by name, as another argument is the second; and how many it is given."""
-    if not callable(augment):
-        pair = "; two parts are a tuple, (once, each_time)" * isinstance(augment, list)
-        raise ValueError(f"augment: a {type(augment).__name__} can't be called and has no block{pair}")
+def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
+    """How a function is called: whether its generator goes by name, as another argument is the second; and
+    with how many arguments.
+
+    Raises:
+        ValueError: it can't be called with an example (or a list of them) and a generator.
+    """
+    if not callable(function):
+        pair = "; two parts are a tuple, (once, each_time)" * isinstance(function, list)
+        raise ValueError(f"{name}: a {type(function).__name__} can't be called and has no block{pair}")
     try:
-        parameters = inspect.signature(augment).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return False, 1  # written in C without a signature: a plain function of the example
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in parameters if p.kind in kinds]
     required = [p for p in positional if p.default is p.empty]
     if len(required) > 2:
-        raise ValueError(f"augment: takes {len(required)} arguments; must be augment(example, rng)")
+        raise ValueError(f"{name}: takes {len(required)} arguments; must be {name}(example, rng)")
     named_rng = any(p.name == "rng" for p in parameters)
     by_name = named_rng and [p.name for p in positional[1:2]] != ["rng"]
     return by_name, 2 if len(required) == 2 or named_rng else 1
@@ -258,9 +265,10 @@ class Functions:
         return self.settings.shuffle_buffer * num_bytes(first) <= free / 2
 
     @property
-    def draws(self) -> bool:
-        """Whether an augmentation draws from the global generators."""
-        return any(part.uses_global_generators for part in augmentations(self.augment, 0, str))
+    def thread_safe(self) -> bool:
+        """Whether several threads may decode and augment at once."""
+        parts = self.augment if isinstance(self.augment, tuple) else (self.augment,)
+        return all(part is None or says_thread_safe(part) for part in (self.decode, *parts))
 
     def around_the_buffer(self, place: str, origin: Origin) -> tuple[Preparation, Augment | None]:
         """What happens to examples before the buffer, and what augments after it, decoding if nothing has."""

@@ -2,15 +2,14 @@
 
 Whoever reads an example owns it: keeps it until its last use, and decodes and augments it. Here there are
 tokens in the place of examples: serial and owner in one number, so that all that is decided on identities is
-decided as ever, and batches come bit for bit as they do without processes. What an owner keeps is a cache:
-what it lacks it reads again. Only of what is iterated here, which can't be, examples are sent to the owners.
+decided as ever, and batches come bit for bit as they do without processes. What is iterated here is sent to
+the owners.
 """
 
+import os
 import threading
-from collections import Counter
-from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,49 +17,18 @@ from numpy.typing import NDArray
 from adaecho.echo.batch.batches import Making
 from adaecho.echo.memory import recycle
 from adaecho.echo.memory.budget import check_memory
-from adaecho.echo.memory.pool import Examples
+from adaecho.echo.memory.pool import Examples, singles_of
 from adaecho.echo.memory.tree import Columns, duplicate, num_bytes, same_layout, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.chunks import Reader, Serials
+from adaecho.echo.read.chunks import Reader
 from adaecho.echo.threads.processes import Forked, Shared
-from adaecho.echo.threads.workers import GivenUp
 
 _MEMORY_BYTES = 1 << 28  # for the arrays of one batch on their way, of which each owner has a part
 _SMALL_BYTES = 1 << 20  # of two batches
 
 Tokens = NDArray[np.int64]
-
-
-class TokenPool:
-    """Tokens of examples that lie elsewhere, with a count of the uses of each that are still to leave."""
-
-    rows = 1 << 62
-
-    def __init__(self) -> None:
-        self._left: dict[int, int] = {}
-        self._total: dict[int, int] = {}
-
-    def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
-        """The tokens [n] are the rows."""
-        uses = dict(zip(tokens.tolist(), repeats.tolist(), strict=True))
-        self._left.update(uses)
-        self._total.update(uses)
-        return tokens
-
-    def take(self, tokens: Tokens) -> Tokens:
-        """One use of each: [n, 2], the token, and with the last one how many uses there were, else 0."""
-        taken = np.stack([tokens, np.zeros_like(tokens)], axis=1)
-        for place, token in enumerate(tokens.tolist()):
-            self._left[token] -= 1
-            if not self._left[token]:
-                del self._left[token]
-                taken[place, 1] = self._total.pop(token)
-        return taken
-
-    def begin_anew(self) -> None:
-        """The owners are others, which have used none yet."""
-        self._total = dict(self._left)
+"""Serial and owner of an example, in one number."""
 
 
 class Contents:
@@ -68,54 +36,55 @@ class Contents:
 
     Args:
         reader, making: of the loader.
-        owned: whether a serial is one of its own.
+        resident: the source's rows lie in memory: each use is read, and nothing is kept.
     """
 
-    def __init__(self, reader: Reader, making: Making, owned: Callable[[int], bool]) -> None:
+    def __init__(self, reader: Reader, making: Making, *, resident: bool) -> None:
+        # What draws from the global generators against the rules draws otherwise in each process.
+        key = int.from_bytes(os.urandom(8), "little")
+        keyed.seed_globally(key, key >> 1)
         reader.go_alone()
-        reader.keep_again(owned)
-        self._reader, self._making = reader, making
+        self._reader, self._making, self._resident = reader, making, resident
         self._examples: dict[int, Any] = {}  # by serial
-        # By serial: uses known to come, less those that came. Requests of threads overtake one another,
-        # so that the last use may come before others.
-        self._left = Counter[int]()
 
     def __call__(self, what: str, *arguments: Any) -> Any:
         return self._read(*arguments) if what == "read" else self._made(*arguments)
 
     def _read(self, claim: Any) -> Fresh:
         fresh = self._reader.work(claim)
-        self._keep(fresh.serials.tolist(), fresh.examples)
-        size = num_bytes(fresh.examples[0]) if len(fresh.serials) else 0
+        read = fresh.examples
+        singles = map(duplicate, read.examples()) if isinstance(read, Columns) else read
+        self._examples.update(zip(fresh.serials.tolist(), singles, strict=True))
+        size = 0
+        if len(fresh.serials):
+            size = read.example_bytes if isinstance(read, Columns) else num_bytes(read[0])
         return Fresh(fresh.serials, None, fresh.next_index, fresh.bad, size)
 
-    def _keep(self, serials: list[int], examples: Examples) -> None:
-        singles = map(duplicate, examples.examples()) if isinstance(examples, Columns) else examples
-        self._examples.update(zip(serials, singles, strict=True))
-
-    def _made(self, items: keyed.Items, totals: NDArray[np.int64]) -> Any:
-        serials = (items >> keyed.ECHO_BITS).tolist()
-        lacking = np.array(sorted({serial for serial in serials if serial not in self._examples}), np.int64)
-        if len(lacking):
-            self._keep(lacking.tolist(), self._reader.reread(lacking))
-        for serial, total in zip(serials, totals.tolist(), strict=True):
-            self._left[serial] += total - 1
-        uses, examples = Counter(serials), []
-        for serial in serials:
-            uses[serial] -= 1
-            if uses[serial] or self._left[serial]:  # writing into this use must not change the others
-                examples.append(duplicate(self._examples[serial]))
-            else:
-                del self._left[serial]
-                examples.append(self._examples.pop(serial))
+    def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
+        serials = items >> keyed.ECHO_BITS
+        if self._resident:
+            examples = singles_of(self._reader.work(self._reader.again(serials)).examples)
+        else:  # writing into one use must not change the others
+            examples = [
+                self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
+                for serial, is_last in zip(serials.tolist(), last.tolist(), strict=True)
+            ]
         made = self._making.augmented(items, examples)
         if isinstance(made, list) and self._making.length is None:
             made = stack(made) or made
         return Shared(made) if isinstance(made, Columns) else made
 
 
+class Sent(NamedTuple):
+    """A batch's requests: its slot, how many examples, and for each owner which of them, and its ticket."""
+
+    slot: int
+    length: int
+    parts: list[tuple[NDArray[np.int64], Forked, Any]]
+
+
 class Owners:
-    """As many processes as there are workers, in the place of the reader and of the augmentation.
+    """As many processes as there are workers, in the place of the reader, the pool and the augmentation.
 
     Args:
         number: of processes.
@@ -124,10 +93,9 @@ class Owners:
         buffered: examples in the buffer before batches.
         resident: rows in memory; reading them costs nothing and never fails, and need not be done before they
             are used.
-
-    Attributes:
-        pool: of their tokens.
     """
+
+    rows = 1 << 62
 
     def __init__(
         self,
@@ -142,8 +110,9 @@ class Owners:
         self._number, self._reader, self._making, self._world = number, reader, making, world
         self._buffered, self._resident = buffered, resident is not None
         self._example_bytes = 0 if resident is None else resident.example_bytes
-        self.pool = TokenPool()
+        self._left: dict[int, int] = {}  # uses of each token that are still to leave
         self._all: list[Forked] = []
+        self._begun_in = 0  # the process
         self._choosing = threading.Lock()
         self._reads, self._given = [0] * number, [0] * number  # at work, and examples of each so far
         self._slots: SimpleQueue[int] = SimpleQueue()
@@ -154,22 +123,17 @@ class Owners:
     # By the consumer
 
     def begin(self) -> None:
-        """Fork them, unless they are there. No thread of the loader may be at work."""
-        reader, making, room = self._reader, self._making, _MEMORY_BYTES // self._number
-        if not self._all:
-            self.pool.begin_anew()
-        while (number := len(self._all)) < self._number:
+        """Fork them. No thread of the loader may be at work."""
+        self._begun_in = os.getpid()
+        reader, making, resident = self._reader, self._making, self._resident
+        slot_bytes = _MEMORY_BYTES // self._number // 64 * 64
+        for _ in range(self._number):
             forked = Forked(
-                lambda: Contents(reader, making, lambda serial: self.tokens(serial) % self._number == number),
-                self._all, slots=self._num_slots, slot_bytes=room // 64 * 64,
+                lambda: Contents(reader, making, resident=resident), self._all, slots=self._num_slots,
+                slot_bytes=slot_bytes,
             )  # fmt: skip
-            self._all.append(forked)
-        reader.keep_again(lambda _: False)  # they have it
-
-    def hold(self, serials: Serials) -> None:
-        """What a resume finds in buffers, one for each use: who owns it reads it when it lacks it."""
-        uses = Counter(self.tokens(serials).tolist())
-        self.pool.insert(np.array([*uses], np.int64), np.array([*uses.values()], np.int64))
+            self._all.append(forked)  # before an interrupt could lose it
+            forked.start()
 
     def kill(self) -> None:
         """End them, whatever they do."""
@@ -177,29 +141,25 @@ class Owners:
             forked.kill()
 
     def close(self) -> None:
-        """End them, while nobody waits for them."""
-        while self._all:
-            self._all.pop().close()
+        """End them, while nobody waits for them; not those of the process that this one was forked from."""
+        while self._all and self._begun_in == os.getpid():
+            self._all[-1].close()
+            self._all.pop()  # after an interrupt of its end it is ended once more
 
     # By threads
-
-    def _of(self, number: int) -> Forked:
-        try:
-            return self._all[number]
-        except IndexError:  # closed by another thread
-            raise GivenUp from None
 
     def read(self, claim: Any) -> Fresh:
         """What was claimed is read by one of them: tokens."""
         serials = claim[0]
-        if self._resident:
-            return Fresh(serials, self.tokens(serials), claim[2])
+        if self._resident:  # which need not be read before they are used
+            owners = serials // self._world % self._number
+            return Fresh(serials, serials * self._number + owners, claim[2])
         with self._choosing:  # one that is not behind, and has had few
             number = min(range(self._number), key=lambda n: (self._reads[n], self._given[n]))
             self._reads[number] += 1
             self._given[number] += len(serials)
         try:
-            forked = self._of(number)
+            forked = self._all[number]
             fresh: Fresh = forked.receive(forked.send(0, "read", claim))
         finally:
             with self._choosing:
@@ -215,26 +175,33 @@ class Owners:
         pair = 2 * self._making.batch_size * self._example_bytes
         return 2 if 0 < pair <= _SMALL_BYTES else 1
 
-    def tokens(self, serials: Any) -> Any:
-        """Of what need not be read before it is used: each an owner."""
-        return serials * self._number + serials // self._world % self._number
+    # As a pool, by one thread at a time
 
-    def tokens_of(self, items: keyed.Items) -> Tokens:
-        """The tokens of items of these."""
-        return np.asarray(self.tokens(items >> keyed.ECHO_BITS))
+    def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
+        """Each will leave so many times; the tokens [n] are the rows."""
+        self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
+        return tokens
 
-    def augmented(self, items: keyed.Items, taken: Any) -> Examples:
-        """The augmented examples of items [n], of which a pool gave these tokens."""
-        tokens, totals = np.asarray(taken).T  # [n] each
-        owners = tokens % self._number
-        slot, sent = self._slots.get(), []
+    def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
+        """Ask for one augmented use of each; in order, so that an owner knows which is the last."""
+        last = np.zeros(len(tokens), dtype=bool)  # [n]
+        for index, token in enumerate(tokens.tolist()):
+            self._left[token] -= 1
+            if not self._left[token]:
+                del self._left[token]
+                last[index] = True
+        owners, slot, parts = tokens % self._number, self._slots.get(), []
+        for number in np.unique(owners).tolist():
+            where, forked = np.flatnonzero(owners == number), self._all[number]
+            parts.append((where, forked, forked.send(slot, "made", items[where], last[where])))
+        return Sent(slot, len(items), parts)
+
+    def augmented(self, _: keyed.Items, sent: Any) -> Examples:
+        """The augmented examples that were asked for."""
         try:
-            for forked, number in [(self._of(number), number) for number in np.unique(owners).tolist()]:
-                where = np.flatnonzero(owners == number)
-                sent.append((where, forked, forked.send(slot, "made", items[where], totals[where])))
-            return _together(len(items), _received(sent))
+            return _together(sent.length, _received(sent.parts))
         finally:
-            self._slots.put(slot)
+            self._slots.put(sent.slot)
 
 
 Parts = list[tuple[NDArray[np.int64], Examples]]

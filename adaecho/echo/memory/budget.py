@@ -20,20 +20,14 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
     if free is not None and needed_bytes > free:
         needed_gib, free_gib = needed_bytes / 2**30, free / 2**30
         raise ValueError(
-            f"{key}: it would take {needed_gib:,.1f} GiB and {free_gib:,.1f} GiB are free; make {key} "
-            "smaller, or buffer smaller examples"
+            f"{key}: needs {needed_gib:,.1f} GiB, but only {free_gib:,.1f} GiB are free; reduce {key}, or "
+            "the size of the examples"
         )
 
 
 def check_slots(items: int, example_bytes: int, key: str) -> None:
     """Refuse a buffer of so many items, of known bytes each or 0, before anything is allocated."""
     check_memory(items * (_SLOT_BYTES + example_bytes), key)
-
-
-def affordable(items: int, item_bytes: int) -> int:
-    """As many of the items as a quarter of the free memory holds."""
-    free = free_bytes()
-    return items if free is None else min(items, free // 4 // max(item_bytes, 1))
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

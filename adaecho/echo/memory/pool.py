@@ -21,7 +21,7 @@ class ResidentPool:
     def insert(self, examples: Rows, repeats: NDArray[np.int64]) -> Rows:  # noqa: ARG002 (as of others)
         return examples
 
-    def take(self, rows: Rows) -> Examples:
+    def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
         return self._source.take(rows)
 
 
@@ -104,7 +104,7 @@ class ExamplePool:
             self._singles[row] = duplicate(example)
         self._columns = None
 
-    def take(self, rows: Rows) -> Examples:
+    def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
         """One use of each row [n], sharing no memory with later uses; a row used up is free again."""
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # rows may hold one several times
@@ -127,11 +127,3 @@ class ExamplePool:
 def singles_of(examples: Examples) -> list[Any]:
     """Examples one by one; views of a stack."""
     return examples.examples() if isinstance(examples, Columns) else examples
-
-
-def interleaved(first: Examples, second: Examples, of_second: NDArray[np.bool_]) -> Examples:
-    """Two parts as one, in the order that tells for each place [n] whether it is of the second."""
-    if not len(first) or not len(second):
-        return first if len(first) else second
-    parts = [iter(singles_of(part)) for part in (first, second)]
-    return [next(parts[which]) for which in of_second.astype(int).tolist()]

@@ -6,11 +6,8 @@ masked array, travels whole, as it came.
 """
 
 import copy
-import io
-from collections import UserDict, UserList, deque
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,29 +18,25 @@ from torch.utils.data import default_collate
 from adaecho.echo.memory import recycle
 
 Rows = NDArray[np.int64]
-Spans = NDArray[np.int64]  # [arrays, 2]
 
 _STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
 _NUMBERS = (bool, int, float)
 _UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
 # A memory map is an array that says where it lies; torch's default_collate takes the two for the same, too.
 _ARRAYS = (np.ndarray, np.memmap)
-# Of the standard library's, what is changed as it is read or used, and says nothing of how it is copied.
-_CHANGED_IN_USE = (bytearray, set, deque, io.BytesIO, io.StringIO)
 _CONTAINERS = ("dict", "tuple", "list")  # kinds of a TreeSpec that have parts, if maybe none
-# The commonest kinds without parts; to ask an abstract class about an instance takes ten times as long.
-_LEAVES = _UNCHANGEABLE | {*_ARRAYS, torch.Tensor}
+
+UNFIT = (
+    "examples are arrays, tensors, numbers, and dicts, lists and tuples of these: convert in decode= or "
+    "augment=, e.g. numpy.asarray(image)"
+)
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
-    """The parts of a mapping, list or tuple, of subclasses too, with their keys or places; none of a leaf."""
-    if type(value) is dict:
+    """The parts of a mapping, list or tuple, also of a subclass, with their keys or indices; else none."""
+    if isinstance(value, Mapping):
         return list(value.items())
-    if isinstance(value, list | tuple):
-        return list(enumerate(value))
-    if type(value) in _LEAVES or isinstance(value, np.generic):
-        return []
-    return list(value.items()) if isinstance(value, Mapping) else []
+    return list(enumerate(value)) if isinstance(value, list | tuple) else []
 
 
 def with_children(value: Any, parts: Sequence[Any]) -> Any:
@@ -55,17 +48,14 @@ def with_children(value: Any, parts: Sequence[Any]) -> Any:
     kind = type(value)
     if kind is dict:
         return dict(zip(value, parts, strict=True))
-    if kind in (list, tuple):
-        return kind(parts)
-    if isinstance(value, tuple):
+    if not isinstance(value, Mapping):
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    keys = list(value) if isinstance(value, Mapping) else range(len(value))
-    if isinstance(value, MutableMapping | MutableSequence):
-        filled: Any = copy.copy(value)  # with what it holds besides its parts
-        for key, part in zip(keys, parts, strict=True):
-            filled[key] = part
-        return filled
-    return kind(dict(zip(keys, parts, strict=True)) if isinstance(value, Mapping) else parts)
+    fields = dict(zip(value, parts, strict=True))
+    if not isinstance(value, MutableMapping):
+        return kind(fields)
+    filled = copy.copy(value)  # with what it holds besides its parts
+    filled.update(fields)
+    return filled
 
 
 @dataclass(frozen=True)
@@ -138,21 +128,6 @@ def is_plain(kind: type) -> bool:
 def _is_named_tuple(kind: type) -> bool:
     """Whether a class adds names to a tuple and nothing else: a subclass of such a class may hold more."""
     return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
-
-
-def obstacle(example: Any, name: str = "") -> str | None:
-    """What keeps an example from being stacked, e.g. "field ['x'], a PIL.Image.Image"; None if nothing."""
-    kind = type(example)
-    if flatten(example) is not None:
-        return None
-    for key, part in children(example) if is_plain(kind) else ():
-        inner = obstacle(part, f"{name}[{key!r}]")
-        if inner is not None:
-            return inner
-    what = f"a {kind.__module__}.{kind.__qualname__}".replace("a builtins.", "a ")
-    if kind in _ARRAYS or kind is torch.Tensor:
-        what += f" of {example.dtype}"
-    return f"field {name}, {what}" if name else what
 
 
 @dataclass
@@ -269,167 +244,55 @@ def same_layout(columns: Columns, other: Columns) -> bool:
     )
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """What an example or a batch is made of: whatever has no parts."""
-    parts = children(value)
-    if not parts:
-        yield value
-    for _, part in parts:
-        yield from leaves(part)
-
-
 def num_bytes(value: Any) -> int:
     """Host memory of the arrays, tensors and byte strings in an example; the rest hardly counts."""
-    return sum(map(_leaf_bytes, leaves(value)))
-
-
-def _leaf_bytes(leaf: Any) -> int:
-    if isinstance(leaf, torch.Tensor):
-        parts = [leaf._indices(), leaf._values()] if leaf.is_sparse else [leaf]
-        return sum(int(part.nbytes) for part in parts) if leaf.device.type == "cpu" else 0
-    if isinstance(leaf, np.ndarray | np.void):
-        return int(leaf.nbytes)
-    if isinstance(leaf, io.BytesIO):
-        return leaf.getbuffer().nbytes
-    return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
-
-
-def spans(value: Any) -> Spans | None:
-    """The first byte and that behind the last of each array and tensor in a batch, int64 [found, 2].
-
-    Of what can be given other parts, lists, dicts and dataclasses, the byte that each begins at. Fields of
-    objects are looked into; None where something else may hold memory that can be written to.
-    """
-    found: list[tuple[int, int]] = []
-    return np.array(found, dtype=np.int64).reshape(-1, 2) if _find_spans(value, found, set()) else None
-
-
-def _find_spans(value: Any, found: list[tuple[int, int]], inside: set[int]) -> bool:
-    kind = type(value)
-    if isinstance(value, np.void):  # a view of its array, as below
-        value = np.asarray(value)
-    if kind in _UNCHANGEABLE or isinstance(value, np.generic) or id(value) in inside:
-        return True
-    if isinstance(value, memoryview | bytearray):
-        value = np.frombuffer(value, np.uint8) if len(value) else np.empty(0)
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
-        steps = zip(value.shape, value.stride(), strict=True)
-        length = (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
-        found += [(value.data_ptr(), value.data_ptr() + length)] if value.numel() else []
-        return True
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        reach = [(size - 1) * step for size, step in zip(value.shape, value.strides, strict=True)]
-        begin = value.ctypes.data + sum(min(one, 0) for one in reach)
-        end = value.ctypes.data + sum(max(one, 0) for one in reach) + value.itemsize
-        found += [(begin, end)] if value.size else []
-        return True
-    if isinstance(value, Mapping | list | tuple):
-        parts = [part for _, part in children(value)]
-    elif hasattr(value, "__dict__") and not isinstance(value, type | np.ndarray | torch.Tensor):
-        parts = list(vars(value).values())
-    else:
-        return False
-    if isinstance(value, Mapping | list) or _fields(value) is not None:
-        found.append((id(value), id(value) + 1))
-    return all(_find_spans(part, found, inside | {id(value)}) for part in parts)
+    if isinstance(value, torch.Tensor):
+        return value.nbytes if value.device.type == "cpu" and not value.is_sparse else 0
+    if isinstance(value, np.ndarray | np.void):
+        return int(value.nbytes)
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    return sum(num_bytes(part) for _, part in children(value))
 
 
 def duplicate(value: Any) -> Any:
     """A deep copy of an example or a batch that shares no memory that can be written to; devices stay."""
-    return _copied(value, True, True)
+    return _copied(value, copy.deepcopy)
 
 
-def isolated(value: Any, *, pictures: bool = True) -> Any:
-    """An example that can be written into without changing the one given.
+def with_own_arrays(value: Any) -> Any:
+    """An example whose arrays and tensors can be written into without changing the one given.
 
-    Objects that say how they are copied (``__deepcopy__``) or what their fields are (dataclasses, attrs,
-    SimpleNamespace) are copied; others stay, as one that holds a decoder of a library's can't be.
-
-    Args:
-        value: an example as its source gave it.
-        pictures: whether those of PIL's images that were opened from a file are copied, too, which decodes
-            them and loses further frames; not before ``decode``.
+    Those in dicts, lists and tuples; any other object is the source's.
     """
-    return _copied(value, False, pictures)
+    return _copied(value, lambda other: other)
 
 
-def _copied(value: Any, deep: bool, pictures: bool) -> Any:
+def _copied(value: Any, copied: Callable[[Any], Any]) -> Any:
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
     if kind in _ARRAYS and value.dtype != object:
         return np.array(value)
-    if kind is memoryview:
-        return memoryview(bytearray(value)).cast(value.format, value.shape) if value.nbytes else value
     if kind is torch.Tensor:
         # Each call of torch gives the interpreter's lock away and has to get it back.
         return value.detach().clone() if value.requires_grad else value.clone()
     if kind is dict:
-        return {key: _copied(part, deep, pictures) for key, part in value.items()}
-    if isinstance(value, np.generic):  # a row of a structured array is a view of it, which can be written to
-        return value.copy() if isinstance(value, np.void) else value
-    if kind in (list, tuple) or (not deep and (is_plain(kind) or isinstance(value, dict | list))):
-        parts = [_copied(part, deep, pictures) for _, part in children(value)]
-        return with_children(value, parts)
-    if not deep and isinstance(value, tuple) and hasattr(kind, "_make"):  # of a subclass of a named tuple
-        copied = kind._make([_copied(part, deep, pictures) for part in value])
-        getattr(copied, "__dict__", {}).update(getattr(value, "__dict__", {}))
-        return copied
-    if _is_picture(kind):
-        return _copied_picture(value) if pictures or not hasattr(value, "tile") else value
-    if deep or isinstance(value, _CHANGED_IN_USE) or hasattr(kind, "__deepcopy__"):
-        return _deep(value)
-    names = _fields(value)
-    if names is not None:
-        copied = copy.copy(value)
-        for name in names:
-            if hasattr(value, name):
-                object.__setattr__(copied, name, _copied(getattr(value, name), False, pictures))
-        return copied
-    return value
-
-
-def _fields(value: Any) -> set[str] | None:
-    """The fields of what is known to be made of them, and what else it has; None for any other object."""
-    if isinstance(value, type):
-        return None
-    if is_dataclass(value):
-        known = {field.name for field in fields(value)}
-    elif hasattr(value, "__attrs_attrs__"):
-        known = {field.name for field in value.__attrs_attrs__}
-    elif isinstance(value, SimpleNamespace | UserDict | UserList):
-        known = set[str]()
-    else:
-        return None
-    return known | {*getattr(value, "__dict__", ())}
-
-
-def _copied_picture(picture: Any) -> Any:
-    copied = picture.copy()  # a tenth of the time that a deep copy takes
-    copied.format = picture.format
-    return copied
-
-
-def _deep(value: Any) -> Any:
-    try:
+        return {key: _copied(part, copied) for key, part in value.items()}
+    if is_plain(kind):
+        return with_children(value, [_copied(part, copied) for part in value])
+    if isinstance(value, np.void):  # a view of a row
+        return value.copy()
+    if isinstance(value, np.ndarray | torch.Tensor):  # of a subclass
         return copy.deepcopy(value)
-    except RuntimeError:
-        if not isinstance(value, torch.Tensor):
-            raise
-        # torch makes no deep copy of a subclass that defines nothing, nor of what has a gradient.
-        copied = value.detach().as_subclass(torch.Tensor).clone().as_subclass(type(value))
-        copied.__dict__.update(copy.deepcopy(value.__dict__))
-        return copied
+    return copied(value)
 
 
 def collate(examples: list[Any]) -> Any:
     """Examples as one batch, as ``torch.utils.data.default_collate`` makes it, but tuples stay tuples.
 
-    So mappings, sequences and named tuples keep their class, and tensors of a subclass become what
-    ``torch.stack`` makes of them: of ``tv_tensors`` a plain tensor.
-
     Raises:
-        ValueError: the examples have different shapes or kinds.
+        ValueError: the examples have different shapes or lengths.
         TypeError: of a kind that no batch can be made of.
     """
     stacked = stack(examples)
@@ -438,50 +301,26 @@ def collate(examples: list[Any]) -> Any:
     first = examples[0]
     if isinstance(first, Mapping):
         return _same_kind(first, [collate([example[key] for example in examples]) for key in first])
-    if isinstance(first, Sequence) and not isinstance(first, str | bytes):
+    if isinstance(first, list | tuple):
         if any(len(example) != len(first) for example in examples):
             raise ValueError("examples of one batch have different lengths; give collate= to pad them")
         return _same_kind(first, [collate(list(column)) for column in zip(*examples, strict=True)])
-    if isinstance(first, np.ndarray | torch.Tensor):
-        for other in examples:
-            if not hasattr(other, "shape"):
-                raise ValueError(
-                    f"examples of one batch are a {type(first).__name__} and a {type(other).__name__}; give "
-                    "numpy.asarray of each column of a tuple that is meant as columns, or collate="
-                )
-        shapes = sorted({tuple(example.shape) for example in examples})
-        if len(shapes) > 1:
-            raise ValueError(
-                f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; make augment "
-                "give them one shape, or give collate="
-            )
+    shapes = sorted({tuple(getattr(example, "shape", ())) for example in examples})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; make augment give "
+            "them one shape, or give collate="
+        )
     try:
         return default_collate(examples)
     except TypeError as error:
-        error.add_note(f"no batch can be made of {obstacle(first)}: {remedy(first)}, or give collate=")
+        error.add_note(f"{UNFIT}; or give collate=")
         raise
 
 
-def _same_kind(first: Mapping[Any, Any] | Sequence[Any], parts: list[Any]) -> Any:
+def _same_kind(first: Any, parts: list[Any]) -> Any:
     """Collated parts in a container of the class of an example; a plain one where that can't be made."""
-    if isinstance(first, tuple) and not hasattr(first, "_fields"):
-        return tuple(parts)
     try:
         return with_children(first, parts)
     except TypeError:
         return dict(zip(first, parts, strict=True)) if isinstance(first, Mapping) else parts
-
-
-def remedy(value: Any) -> str:
-    """How to make something that can't be stacked into what can, e.g. in a message after ``obstacle``."""
-    if any(_is_picture(type(leaf)) for leaf in leaves(value)):
-        return (
-            "convert it in decode=, e.g. numpy.asarray(image), or in augment=; a Hugging Face dataset gives "
-            "arrays with dataset.with_format('numpy'), or encoded bytes for decode= with "
-            "dataset.cast_column(NAME, datasets.Image(decode=False))"
-        )
-    return "make decode= or augment= give arrays, tensors or numbers"
-
-
-def _is_picture(kind: type) -> bool:
-    return any(base.__module__ == "PIL.Image" for base in kind.__mro__)

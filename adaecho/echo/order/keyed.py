@@ -1,7 +1,7 @@
 """Randomness as a function of (seed, fresh serial, echo index, purpose), never of call order.
 
 A counter-based generator: every draw is a hash of what it is for, so results are the same for any number
-of workers and after any resume, and nothing global is touched. The hash is the finaliser of SplitMix64
+of workers and after any resume. The hash is the finaliser of SplitMix64
 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), which is vectorised
 over NumPy arrays of keys.
 
@@ -9,9 +9,13 @@ An *item* is one use of one fresh example: its serial number and its echo index 
 packed into one int64 as ``serial << ECHO_BITS | echo``.
 """
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.typing import NDArray
 
@@ -145,3 +149,22 @@ def generator(key: Any) -> np.random.Generator:
     """A NumPy generator for one key, for code that wants to draw at will."""
     seed: Any = _Seed(int(key))
     return np.random.Generator(np.random.Philox(seed))
+
+
+def seed_globally(key: int, of_torch: int) -> None:
+    """Seed the global generators of ``random`` and NumPy by a key, and torch's, whose seeds have 63 bits."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(of_torch)
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Give the global generators of ``random``, NumPy and torch back as they were."""
+    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

@@ -2,21 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stream import Contents, Place, Rows, ShuffleBuffer, Stream
-
-ABSENT = -1  # the row of what a resume finds in the buffer: it is read again when it leaves
-
-
-def absent(items: keyed.Items) -> Rows:
-    """The rows of what no pool has."""
-    return np.full(len(items), ABSENT, dtype=np.int64)  # [n]
-
+from adaecho.echo.order.stream import Contents, Cursor, Rows, ShuffleBuffer, Stream
 
 RowsOf = Callable[[keyed.Items], Rows]
 
@@ -75,21 +67,13 @@ class Pool(Protocol):
         """Put some in, each of which will leave so many times; the row of each."""
 
 
-class Output(NamedTuple):
-    """One output: which item, its row in the pool, and the place just after it."""
-
-    item: int
-    row: int
-    place: Place
-
-
 @dataclass
 class Outputs:
     """Consecutive outputs of a stage.
 
     Attributes:
         items, rows: which, and their rows in the pool; int64 [n].
-        before: the place before them.
+        before: the cursor before them.
         entering: what entered for the first m of them, int64 [m]; the others drained.
         end: local number of the first fresh example that the stage had not asked for.
         world: ranks that share out serials.
@@ -98,7 +82,7 @@ class Outputs:
 
     items: keyed.Items
     rows: Rows
-    before: Place
+    before: Cursor
     entering: keyed.Items
     end: int
     world: int
@@ -107,13 +91,13 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.items)
 
-    def place(self, count: int) -> Place:
-        """The place after so many of them."""
+    def cursor(self, count: int) -> Cursor:
+        """The cursor after so many of them."""
         before, exchanged = self.before, len(self.entering)
         if count <= exchanged:
-            return Place(before.entered + count, int(self.entering[count - 1]))
+            return Cursor(before.entered + count, int(self.entering[count - 1]))
         last = int(self.entering[-1]) if exchanged else before.last
-        return Place(before.entered + exchanged, last, before.drained + count - exchanged)
+        return Cursor(before.entered + exchanged, last, before.drained + count - exchanged)
 
     def next_index(self, count: int) -> int:
         """Local number of the first fresh example not needed for so many of them."""
@@ -137,7 +121,7 @@ class Stage:
         lookahead: fresh examples to ask for at once, at least; more than 1 only where reading is free.
 
     Attributes:
-        place: where it stands.
+        cursor: where it stands.
         next_index: upstream position, which is ahead of what has entered the buffer.
         oldest: an item no later than any that is held.
     """
@@ -152,7 +136,7 @@ class Stage:
         block: int = 1024,
         lookahead: int = 1,
     ) -> None:
-        self.stream, self.place, self.next_index = stream, Place(), stream.begin
+        self.stream, self.cursor, self.next_index = stream, Cursor(), stream.begin
         self._upstream, self._pool = upstream, pool
         self._buffer = ShuffleBuffer(stream.seed, stream.size, rows)
         self._block, self._lookahead = block, lookahead
@@ -160,17 +144,17 @@ class Stage:
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
         self.oldest, self._looked_at = 0, 0
 
-    def resume(self, place: Place, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
-        """Go to a place.
+    def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
+        """Go to a cursor.
 
         Args:
-            place: where.
+            cursor: where.
             next_index: upstream position there.
             contents: what is held there.
-            rows_of: the rows of items, or ``ABSENT``.
+            rows_of: the rows of items.
         """
-        self._buffer.load(contents.buffer, rows_of(contents.buffer), draining=place.drained > 0)
-        self.place, self.next_index = place, next_index
+        self._buffer.load(contents.buffer, rows_of(contents.buffer), draining=cursor.drained > 0)
+        self.cursor, self.next_index = cursor, next_index
         self._wait(contents.pending, rows_of(contents.pending))
 
     def take(self, count: int) -> Outputs:
@@ -182,8 +166,8 @@ class Stage:
                 buffer.begin_drain()
                 break
             buffer.fill(items, rows)
-            self.place = Place(self.place.entered + len(items), int(items[-1]))
-        oldest, before = self._note_oldest(), self.place
+            self.cursor = Cursor(self.cursor.entered + len(items), int(items[-1]))
+        oldest, before = self._note_oldest(), self.cursor
         items = rows = entering = keyed.NO_ITEMS
         if not buffer.draining:
             entering, entering_rows, slots = self._draw(count)  # [m] each, m < count at the end of a pass
@@ -195,43 +179,14 @@ class Stage:
             items, rows = np.concatenate([items, drained]), np.concatenate([rows, their_rows])  # [count]
         outputs = Outputs(items, rows, before, entering, self.next_index, self.stream.world, oldest)
         if len(items):
-            self.place = outputs.place(len(items))
+            self.cursor = outputs.cursor(len(items))
         return outputs
-
-    def take_repeats(self) -> list[Output]:
-        """The next outputs: as all repeats of one fresh example enter, where that is possible."""
-        if not self._buffer.size and not self._buffer.draining and not len(self._items):
-            return self._passed_on()
-        count = 1
-        if not (self._buffer.space or self._buffer.draining):
-            self._gather(1)
-            count = max(1, len(self._items))
-        outputs = self.take(count)
-        rows, places = outputs.rows.tolist(), map(outputs.place, range(1, len(outputs) + 1))
-        return list(map(Output, outputs.items.tolist(), rows, places))
-
-    def _passed_on(self) -> list[Output]:
-        """The repeats of the next fresh example, where there is no buffer: ``take`` without most arrays."""
-        self.stream.factor.settle(self.next_index)
-        fresh = self._upstream(1)
-        if fresh is None:
-            self._buffer.begin_drain()
-            return []
-        self.next_index = fresh.next_index
-        if not len(fresh.serials):
-            return self._passed_on()
-        first, entered = int(fresh.serials[0]) << keyed.ECHO_BITS, self.place.entered
-        counts = self.stream.factor.counts(fresh.serials // self.stream.world)  # [1]
-        row, repeats = int(self._pool.insert(fresh.examples, counts)[0]), int(counts[0])
-        self.place = Place(entered + repeats, first + repeats - 1)
-        self.oldest = first
-        return [Output(first + n, row, Place(entered + n + 1, first + n)) for n in range(repeats)]
 
     def _note_oldest(self) -> int:
         """An item no later than any that is held; looked for so seldom that it costs little."""
-        if self.place.entered - self._looked_at >= max(self._buffer.size // 4, 1):
+        if self.cursor.entered - self._looked_at >= max(self._buffer.size // 4, 1):
             waiting = self.stream.item_of(self.next_index) if not len(self._items) else int(self._items[0])
-            self.oldest, self._looked_at = min(self._buffer.oldest, waiting), self.place.entered
+            self.oldest, self._looked_at = min(self._buffer.oldest, waiting), self.cursor.entered
         return self.oldest
 
     def _draw(self, count: int) -> tuple[keyed.Items, Rows, NDArray[np.int64]]:

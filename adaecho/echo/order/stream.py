@@ -9,7 +9,7 @@ that an item takes in that buffer is a hash of the item. So
 3. hence what leaves, and what is held, follow from the seed and how many have entered, without any history
    but the bad examples and the changes of the factor.
 
-So a place in the stream is three numbers, and whatever else there is, buffers too, is a cache of it.
+So a cursor is three numbers, and whatever else there is, buffers too, is a cache of what it tells.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ _LEAST_LOOK = 1 << 12  # fresh examples looked back over at once
 Rows = NDArray[np.int64]
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """Where a stream stands, counted since its iteration began.
 
     Attributes:
@@ -45,11 +45,11 @@ class Place(NamedTuple):
         return max(0, self.entered - size) + self.drained
 
 
-BEGINNING = Place()
+BEGINNING = Cursor()
 
 
 class Contents(NamedTuple):
-    """What a place holds: the buffer, by slot or as it drains, and the last example's repeats to come."""
+    """What a cursor holds: the buffer, by slot or as it drains, and the last example's repeats to come."""
 
     buffer: keyed.Items = keyed.NO_ITEMS
     pending: keyed.Items = keyed.NO_ITEMS
@@ -161,7 +161,7 @@ class ShuffleBuffer:
         return self._items[slots], self._rows[slots].astype(np.int64)
 
     def load(self, items: keyed.Items, rows: Rows, *, draining: bool) -> None:
-        """Hold what it held at a place, by slot or in the order in which it drains, and nothing else."""
+        """Hold what it held at a cursor, by slot or in the order in which it drains, and nothing else."""
         self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
         self._rows[: len(items)] = rows
@@ -190,6 +190,10 @@ class Stream:
         """The local number of the fresh example of an item."""
         return (item >> keyed.ECHO_BITS) // self.world
 
+    def numbers(self, items: keyed.Items) -> Rows:
+        """The local numbers of the fresh examples of items, int64 [n]."""
+        return (items >> keyed.ECHO_BITS) // self.world
+
     def item_of(self, number: int) -> int:
         """The first use of a local number."""
         return (number * self.world + self.rank) << keyed.ECHO_BITS
@@ -202,39 +206,39 @@ class Stream:
             numbers = np.setdiff1d(numbers, bad, assume_unique=True)
         return keyed.uses(numbers * self.world + self.rank, self.factor.counts(numbers))
 
-    def contents(self, place: Place) -> Contents:
-        """What is held at a place."""
-        return Contents(self.held(place), self.pending(place))
+    def contents(self, cursor: Cursor) -> Contents:
+        """What is held at a cursor."""
+        return Contents(self.held(cursor), self.pending(cursor))
 
-    def pending(self, place: Place) -> keyed.Items:
+    def pending(self, cursor: Cursor) -> keyed.Items:
         """The repeats of the last example to enter that have not."""
-        if place.last < 0:
+        if cursor.last < 0:
             return keyed.NO_ITEMS
-        number = self.number(place.last)
+        number = self.number(cursor.last)
         repeats = self.entering(number, number + 1)
-        return repeats[repeats > place.last]
+        return repeats[repeats > cursor.last]
 
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
         """What entered up to an item, of a block of local numbers before one, and where that block begins."""
         if stop <= self.begin:
             raise ValueError(
-                "load_state_dict: its place lies before its beginning: the state is damaged, or of another "
+                "load_state_dict: it lies before the beginning of its iteration: the state is of another "
                 "loader; load the one that was saved by this"
             )
         start = max(self.begin, stop - max(self.size, _LEAST_LOOK))
         items = self.entering(start, stop)
         return items[: np.searchsorted(items, last, side="right")], start
 
-    def _after_last(self, place: Place) -> int:
+    def _after_last(self, cursor: Cursor) -> int:
         """Local number of the first example of which no use has entered."""
-        return self.begin if place.last < 0 else self.number(place.last) + 1
+        return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
-    def held(self, place: Place) -> keyed.Items:
+    def held(self, cursor: Cursor) -> keyed.Items:
         """What the buffer holds, by slot, or where some have drained in the order in which the rest will."""
-        buffer = np.full(min(self.size, place.entered), -1, dtype=np.int64)  # [slots filled]
-        entered, stop = place.entered, self._after_last(place)
+        buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
+        entered, stop = cursor.entered, self._after_last(cursor)
         while len(buffer) and buffer.min() < 0:
-            items, stop = self._block_before(stop, place.last)  # the latest block first
+            items, stop = self._block_before(stop, cursor.last)  # the latest block first
             entered -= len(items)  # before these
             slots = ShuffleBuffer.slots(self.seed, self.size, items)  # [items]
             filling = min(max(self.size - entered, 0), len(items))
@@ -244,46 +248,46 @@ class Stream:
             empty = buffer[slots] < 0
             # Items rise: of several in one slot the last is the largest.
             np.maximum.at(buffer, slots[empty], items[empty])
-        if place.drained:
-            buffer = buffer[ShuffleBuffer.drain_order(self.seed, buffer)][place.drained :]
+        if cursor.drained:
+            buffer = buffer[ShuffleBuffer.drain_order(self.seed, buffer)][cursor.drained :]
         return buffer
 
-    def oldest(self, place: Place) -> int:
+    def oldest(self, cursor: Cursor) -> int:
         """The oldest item that is held, or where none is, the next to enter."""
-        following = self.item_of(self._after_last(place))
-        return int(np.append(self.contents(place).items, following).min())
+        following = self.item_of(self._after_last(cursor))
+        return int(np.append(self.contents(cursor).items, following).min())
 
-    def leaving(self, place: Place, first: int, stop: int) -> keyed.Items:
-        """The outputs from number ``first`` to before ``stop``, all of which had left at a place."""
-        start = self.earlier(place, first)
+    def leaving(self, cursor: Cursor, first: int, stop: int) -> keyed.Items:
+        """The outputs from number ``first`` to before ``stop``, all of which had left at a cursor."""
+        start = self.earlier(cursor, first)
         buffer = ShuffleBuffer(self.seed, self.size)
         held = self.held(start)
         buffer.load(held, held, draining=start.drained > 0)
         left = [keyed.NO_ITEMS]
         if not start.drained:
-            left.append(self._exchanged(buffer, start, place, stop - first))
-        if place.drained:
+            left.append(self._exchanged(buffer, start, cursor, stop - first))
+        if cursor.drained:
             buffer.begin_drain()
             left.append(buffer.drain(stop - first)[0])
         return np.concatenate(left)[: stop - first]
 
-    def earlier(self, place: Place, output: int) -> Place:
-        """The place at which so many outputs had left, no later than another."""
-        exchanged = max(0, place.entered - self.size)
+    def earlier(self, cursor: Cursor, output: int) -> Cursor:
+        """The cursor at which so many outputs had left, no later than another."""
+        exchanged = max(0, cursor.entered - self.size)
         if output > exchanged:
-            return place._replace(drained=output - exchanged)
-        entered = min(self.size, place.entered) + output
+            return cursor._replace(drained=output - exchanged)
+        entered = min(self.size, cursor.entered) + output
         if not entered:
             return BEGINNING
-        further, stop = place.entered - entered, self._after_last(place)
-        items, stop = self._block_before(stop, place.last)
+        further, stop = cursor.entered - entered, self._after_last(cursor)
+        items, stop = self._block_before(stop, cursor.last)
         while len(items) <= further:
             further -= len(items)
-            items, stop = self._block_before(stop, place.last)
-        return Place(entered, int(items[len(items) - 1 - further]))
+            items, stop = self._block_before(stop, cursor.last)
+        return Cursor(entered, int(items[len(items) - 1 - further]))
 
-    def _exchanged(self, buffer: ShuffleBuffer, start: Place, end: Place, count: int) -> keyed.Items:
-        """Up to ``count`` outputs between two places, as others enter."""
+    def _exchanged(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
+        """Up to ``count`` outputs between two cursors, as others enter."""
         left, entered = [keyed.NO_ITEMS], self.begin if start.last < 0 else self.number(start.last)
         count = min(count, end.entered - start.entered)
         while count > 0:

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from adaecho.echo.memory.tree import Columns, flatten
-from adaecho.echo.read.around import IterableSource, parts_of
-from adaecho.echo.read.around.data_loader import DataLoaderSource, is_keyed
+from adaecho.echo.read.data_loader import DataLoaderSource, is_keyed
 from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.iterables import IterableSource, parts_of
 from adaecho.echo.read.rows import ArraySource, MapSource
 
 Source = ArraySource | MapSource | IterableSource
@@ -40,7 +40,6 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
     if arrays is not None:
         readable = ArraySource(arrays)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        _check_rows(source)
         readable = MapSource(source)
     elif isinstance(source, Iterable) or callable(source):
         return IterableSource(source)
@@ -50,7 +49,7 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
             "arrays, a dataset with __getitem__ and __len__, an iterable, or a function that returns one"
         )
     if not readable.length:
-        raise ValueError("source: it holds no examples (length 0)")
+        raise ValueError("source: contains no examples (length 0)")
     return readable
 
 
@@ -61,47 +60,24 @@ def _check(source: Any, batch_size: int | None) -> None:
             f"source={source!r:.80}: text is no source of examples; open what it names (numpy.load, a "
             "Dataset, TarShards(...) for urls and paths of tar archives), or give a list of texts"
         )
-    if isinstance(source, np.ndarray | torch.Tensor) and not source.ndim:
-        raise ValueError(f"source: {source!r:.80} is one number, and no array of examples")
-    if isinstance(source, list | tuple) and any(isinstance(part, DataLoader) for part in source):
+    makes = getattr(source, "batch_size", None) or getattr(source, "batch_sampler", None)
+    if (
+        batch_size is not None
+        and makes
+        and (isinstance(source, DataLoader) or hasattr(source, "fresh_examples"))
+    ):
         raise ValueError(
-            f"source: a {type(source).__name__} of DataLoaders holds neither examples nor batches; give one, "
-            "or a function that goes through them: lambda: itertools.chain(*loaders)"
+            f"batch_size={batch_size}: the source ({type(source).__name__}) makes batches, and these would "
+            "be batched again; give batch_size=None, echo='batch' to repeat its batches, or its dataset: "
+            "EchoLoader(data_loader.dataset, batch_size)"
         )
-    if batch_size is None or not (isinstance(source, DataLoader) or hasattr(source, "fresh_examples")):
-        return
-    makes = getattr(source, "batch_size", None)  # of a DataLoader or an EchoLoader
-    if makes is not None or getattr(source, "batch_sampler", None) is not None:
-        raise ValueError(
-            f"batch_size={batch_size}: the source ({type(source).__name__}) makes batches"
-            f"{f' of {makes}' if makes else ''}, and these would be batched again; give batch_size=None, "
-            "echo='batch' to repeat its batches, or its dataset: "
-            f"EchoLoader(data_loader.dataset, {makes or batch_size})"
-        )
-
-
-def _check_rows(source: Any) -> None:
-    """Raises ValueError for what is indexed by the names of its columns, or splits, and for a class."""
-    if isinstance(source, type):
-        raise ValueError(f"source: {source.__name__} is a class; give a dataset: {source.__name__}(...)")
-    if isinstance(source, dict) and source and all(map(_is_dataset, source.values())):
-        name = next(iter(source))
-        raise ValueError(
-            f"source: a {type(source).__name__} holds splits ({', '.join(map(str, source))}), not examples; "
-            f"give one: source[{name!r}]"
-        )
-    of_columns = isinstance(source, dict) and len(source) > 0 and 0 not in source
+    of_columns = isinstance(source, dict) and source and 0 not in source and _as_arrays(source) is None
     if of_columns or (hasattr(source, "iloc") and hasattr(source, "columns")):
         raise ValueError(
-            f"source: a {type(source).__name__} is indexed by its columns, not by row; give arrays, "
-            "{name: numpy.asarray(source[name]) for name in source}, or a dataset whose __getitem__(row) "
-            "returns one example"
+            f"source: a {type(source).__name__} of columns or splits is not indexed by row; give numeric "
+            "arrays, {name: numpy.asarray(source[name]) for name in source}, one split, or a dataset whose "
+            "__getitem__(row) returns one example"
         )
-
-
-def _is_dataset(value: Any) -> bool:
-    """Whether a dict's value is a dataset by itself; a column of one has no columns."""
-    return isinstance(value, Dataset | IterableDataset) or hasattr(value, "column_names")
 
 
 def _as_arrays(source: Any) -> Columns | None:
@@ -120,18 +96,12 @@ def _as_arrays(source: Any) -> Columns | None:
         lengths = ", ".join(str(len(field)) for field in arrays)
         raise ValueError(f"source: arrays of different lengths ({lengths}) are not fields of one dataset")
     flat = flatten(columns)
-    if flat is None and not of_dataset and isinstance(columns, dict | tuple):
-        raise _no_rows(fields)
+    if flat is None and isinstance(source, tuple):  # which would be a dataset of as many examples as fields
+        raise ValueError(
+            "source: one of these arrays is not numeric, or not in memory; convert it, or give a dataset "
+            "whose __getitem__(row) returns one example"
+        )
     return None if flat is None else Columns(*flat)
-
-
-def _no_rows(fields: dict[Any, Any]) -> ValueError:
-    name, field = next((name, field) for name, field in fields.items() if flatten(field) is None)
-    where = f" on {field.device}" if isinstance(field, torch.Tensor) else ""
-    return ValueError(
-        f"source: field {name!r}, {field.dtype}{where}, is no numeric array in memory; convert it, or give a "
-        "dataset whose __getitem__(row) returns one example"
-    )
 
 
 def warn_if_unshared(source: Any, world_size: int) -> None:

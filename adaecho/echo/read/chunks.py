@@ -4,7 +4,7 @@ A reader hands out its work in two parts: ``claim`` settles, in order and in one
 be read next; ``work`` may run in many threads at once.
 """
 
-import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,20 +12,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.echo.memory.budget import affordable
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Columns, Rows, isolated, num_bytes, stack
+from adaecho.echo.memory.tree import Columns, Rows, num_bytes, stack, with_own_arrays
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import Bad, Fresh
-from adaecho.echo.read.failures import BadExamples, is_of_machine, without_frames
-from adaecho.echo.read.witness import Witnesses
-from adaecho.echo.threads.workers import InlineMap, OrderedMap, PoolThread, sendable
+from adaecho.echo.read.failures import BadExamples, is_of_machine
+from adaecho.echo.threads.processes import sendable
+from adaecho.echo.threads.workers import InlineMap, OrderedMap
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
 # than the interpreter's work for each.
 _LARGE_BYTES = 1 << 16
 
 Serials = NDArray[np.int64]
+ReaderState = tuple[list[Any], list[Any]]
+"""Where to begin to read, and fingerprints of what was read: plain values."""
 
 
 class Tried:
@@ -35,7 +36,7 @@ class Tried:
         self._decode = decode
 
     def __call__(self, example: Any) -> Any:
-        self._decode(isolated(example, pictures=False))
+        self._decode(with_own_arrays(example))
         return example
 
 
@@ -59,14 +60,14 @@ class Preparation:
 
     def own(self, example: Any) -> Any:
         """An example as the loader may keep it and write into it; whole batches are copied later."""
-        return isolated(example) if self.stacked else example
+        return with_own_arrays(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
         """How many examples there are in what is read at once."""
         if self.length is None:
             return 1
         try:
-            return self.length(read if self.decode is None else self.decode(isolated(read, pictures=False)))
+            return self.length(read if self.decode is None else self.decode(with_own_arrays(read)))
         except Exception:
             return 0  # a bad one, which was never counted
 
@@ -89,8 +90,8 @@ class Preparation:
     ) -> Fresh:
         """Read and decode examples, and ``finish`` the good ones; the bad ones apart.
 
-        The source's own objects, which it may keep, or overwrite with its next example, are copied at once:
-        what ``decode`` and ``augment`` write into is the loader's. What ``decode`` returns isn't copied.
+        The source's arrays, which it may keep, or overwrite with its next example, are copied at once: what
+        ``decode`` and ``augment`` write into is the loader's. What ``decode`` returns isn't copied.
 
         Args:
             serials: of the examples, shape [n].
@@ -105,18 +106,16 @@ class Preparation:
             try:
                 example = fetch(position)
                 if self.stacked or self.decode is not None:
-                    example = isolated(example, pictures=self.decode is None)
+                    example = with_own_arrays(example)
                 example = example if self.decode is None else self.decode(example)
             except Exception as error:
                 if is_of_machine(error):
                     error.add_note(f"while reading {origin(position)}")
                     raise
                 row = None if rows is None else int(rows[position])
-                # Read ahead it waits for its turn, and would keep all that the frames of its traceback hold.
-                ahead = self.alone or isinstance(threading.current_thread(), PoolThread)
-                where = without_frames(error) if ahead else ""
-                reason = f"{type(error).__name__}: {error}"
-                error = sendable(error) if self.alone else error
+                reason, where = f"{type(error).__name__}: {error}", ""
+                if self.alone:  # it is sent without its traceback
+                    error, where = sendable(error), traceback.format_exc().rstrip()
                 bad.append(Bad(serial // world, origin(position), error, reason, row, where))
             else:
                 positions.append(position)
@@ -130,12 +129,10 @@ class Reader(Protocol):
     """Fresh examples of one rank in serial order.
 
     Attributes:
-        reads_again: whether ``reread`` reads from the source, rather than ``resume``.
-        witnesses: of what it has read.
+        reads_again: whether what is claimed ``again`` is read from the source, rather than by ``resume``.
     """
 
     reads_again: bool
-    witnesses: Witnesses
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
         """Go to where an iteration of so many passes begins (None: endless); its first local number.
@@ -149,41 +146,22 @@ class Reader(Protocol):
     def work(self, claim: Any) -> Fresh:
         """Read, decode and prepare what was claimed."""
 
-    def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:
+    def resume(
+        self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
+    ) -> int:
         """Go to a local number; how many examples had to be read again for that.
 
-        ``needed`` are the serials of the earlier examples that ``reread`` will be asked for.
+        ``needed`` are the serials of the earlier examples that will be claimed ``again``.
         """
 
     def again(self, serials: Serials) -> Any:
         """A claim of some of the needed serials, rising, each once."""
 
-    def reread(self, serials: Serials) -> Examples:
-        """Their examples; raises the exception of what can't be read this time."""
-        fresh = self.work(self.again(serials))
-        if len(fresh.serials) != len(serials):
-            bad = fresh.bad[0]
-            raise bad.told(
-                f"while reading {bad.origin} again, as the buffer held it; it could be read before"
-            )
-        examples: Examples = fresh.examples
-        return examples
-
-    def keep_again(self, owned: Callable[[int], bool]) -> None:
-        """Forget what was read for ``reread``, but what is told of a serial."""
-        del owned
-
     def go_alone(self) -> None:
         """This is a process of its own from here on: what is read stays there, one by one."""
 
-    def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
-        """What ``resume`` needs to go to a local number, reading again from a serial on: plain numbers."""
-        del oldest_serial, index
-        return []
-
-    def release(self) -> None:
-        """Close what can be opened again where it was; nothing, and without waiting, during a read."""
-        return
+    def state(self, oldest_serial: int, index: int) -> ReaderState:
+        """What ``resume`` needs to go to a local number, reading again from a serial on."""
 
     def close(self) -> None:
         """Let go of whatever is open."""
@@ -202,7 +180,6 @@ class FreshQueue:
         index: local number of the next to take.
         examples: taken, the bad ones too.
         map: of what is read, maybe in threads; one that works ahead may be put in its place.
-        more: examples to read further ahead, once it is known how large they are.
     """
 
     def __init__(
@@ -212,7 +189,17 @@ class FreshQueue:
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
-        self.more = 0
+
+    def take_again(self, count: int) -> Fresh:
+        """Some of the examples that were read before; raises the error of a bad one."""
+        self._wanted = count
+        chunk = self.map.get()
+        assert chunk is not None
+        for bad in chunk.bad:
+            raise bad.told(
+                f"while reading {bad.origin} again, as the buffer held it; it could be read before"
+            )
+        return chunk
 
     def take(self, count: int) -> Fresh | None:
         """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
@@ -222,13 +209,4 @@ class FreshQueue:
             self.examples += chunk.next_index - self.index
             self.index = chunk.next_index
             self._bad.add(chunk)
-            if self.more and len(chunk.serials):
-                self._widen(chunk)
         return chunk
-
-    def _widen(self, chunk: Fresh) -> None:
-        read = chunk.examples
-        one = read[:1].tree() if isinstance(read, Columns) else read[0]
-        more, self.more = affordable(self.more, chunk.example_bytes or num_bytes(one)), 0
-        assert isinstance(self.map, OrderedMap)
-        self.map.widen(more // len(read))

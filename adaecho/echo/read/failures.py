@@ -3,7 +3,6 @@
 import errno
 import http.client
 import sys
-import traceback
 import urllib.error
 import warnings
 from typing import Any
@@ -20,8 +19,7 @@ _NETWORK_CLIENTS = (
     "aiohttp.", "azure.core.", "botocore.", "gcsfs.", "google.api_core.", "google.auth.", "grpc.",
     "httpcore.", "httpx.", "huggingface_hub.", "requests.", "urllib3.",
 )  # fmt: skip
-# So many bad examples, one after another and all met before: there is no good one, or nearly none.
-_HOPELESS = 1000
+_HOPELESS = 1000  # beyond the budget twice: bad examples one after another that are met again and again
 
 NONE_SKIPPED = (
     "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
@@ -60,23 +58,17 @@ class BadExamples:
         self.numbers: list[int] = []
 
     def add(self, chunk: Fresh) -> None:
-        """List those of a chunk; raises the error of one beyond the budget, or where there is no good one."""
+        """List those of a chunk; raises the error of one beyond the budget."""
+        self._in_a_row = 0 if len(chunk.serials) else self._in_a_row + len(chunk.bad)
         for bad in chunk.bad:
-            self._in_a_row += 1
+            if self._in_a_row > 2 * self._budget + _HOPELESS:
+                raise bad.told(f"while reading {bad.origin}; the last {self._in_a_row} examples were all bad")
             self.numbers.append(bad.index)
             if bad.row is not None and any(known["row"] == bad.row for known in self.found):
-                # Two passes hold each known row twice: a good one would have come between.
-                if self._in_a_row > max(_HOPELESS, 2 * len(self.found)):
-                    raise bad.told(
-                        f"while reading {bad.origin}; the last {self._in_a_row} examples read were all bad, "
-                        "and had been before: the source seems to hold no good one"
-                    )
                 continue
             self.found.append({"index": bad.index, "origin": bad.origin, "error": bad.reason, "row": bad.row})
             if len(self.found) > self._budget:
                 raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
-        if len(chunk.serials):
-            self._in_a_row = 0
 
     def go_back(self, index: int) -> None:
         """Strike off those from a local number on: they were read ahead."""
@@ -88,17 +80,6 @@ class BadExamples:
             return NONE_SKIPPED
         others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
         return f"more bad examples than max_bad_examples={self._budget} allows; the last before it: {others}"
-
-
-def without_frames(error: Exception) -> str:
-    """Let an error, and those that led to it, go of their frames; the text of the traceback that it had."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    chain: list[BaseException] = [error]
-    for link in chain:
-        link.__traceback__ = None
-        before = (link.__cause__, link.__context__)
-        chain += [other for other in before if other is not None and other.__traceback__ is not None]
-    return text
 
 
 def warn_caller(message: str) -> None:

@@ -5,14 +5,12 @@ Arrays come back in memory that both map. A process ends with its pipe, or with 
 """
 
 import copyreg
-import fcntl
 import io
 import mmap
 import multiprocessing
 import os
 import pickle
 import signal
-import stat
 import sys
 import threading
 import time
@@ -26,15 +24,11 @@ from typing import Any
 
 import torch
 
-from adaecho.echo.threads import generators
-from adaecho.echo.threads.workers import GivenUp, PoolThread, sendable
+from adaecho.echo.threads.workers import PoolThread, Stopped
 
 _LEAST_BYTES = 1 << 14  # below, the pipe is as quick
-_READY, _READY_S = b"ready", (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of each try
 _LOOK_EVERY_S = 0.5  # whether the parent lives
 _END_S = 1.0  # for a process to end by itself
-_FIRST_FILE = 3  # beyond the standard streams
-_REOPENED = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
 Handler = Callable[..., Any]
 Ticket = tuple[threading.Lock, threading.Lock]
 """Held until the answer before, and until this one, has been received."""
@@ -58,51 +52,31 @@ class Shared:
 
 
 class Forked:
-    """One process.
+    """One process, once it is started.
 
     Args:
         make: gives, in the process, what answers requests there.
         others: forked before, to whose pipes it must not hold on.
-        slots: of arrays of answers that may be there at once; 0 where none is ``Shared``.
+        slots: of arrays of answers that may be there at once.
         slot_bytes: of each; a page is committed when it is first written.
     """
 
     def __init__(
-        self,
-        make: Callable[[], Handler],
-        others: Sequence["Forked"] = (),
-        *,
-        slots: int = 0,
-        slot_bytes: int = 0,
+        self, make: Callable[[], Handler], others: Sequence["Forked"], *, slots: int, slot_bytes: int
     ) -> None:
-        self._memory = mmap.mmap(-1, slots * slot_bytes) if slots else None
+        self._memory = mmap.mmap(-1, slots * slot_bytes)
         self._sending, self._last = threading.Lock(), threading.Lock()
         self.closed = False
-        held = [other._connection for other in others]
-        for wait_s in _READY_S:
-            self._start(held, slot_bytes, make)
-            try:
-                if self._connection.poll(wait_s) and self._connection.recv_bytes() == _READY:
-                    return
-            except BaseException as error:
-                self._process.kill()
-                if not isinstance(error, EOFError | OSError):
-                    raise
-            self._process.kill()
-            self.close()
-            self.closed = False
-        raise ProcessDiedError(
-            "no worker process of this EchoLoader could begin: each waited for a lock that another thread "
-            "held at the fork, or was killed for want of memory; num_workers=0 works here"
-        )
-
-    def _start(self, others: list[Any], slot_bytes: int, make: Callable[[], Handler]) -> None:
         context = multiprocessing.get_context("fork")
-        self._connection, there = context.Pipe()
+        self._connection, self._there = context.Pipe()
+        held = [self._connection, *(other._connection for other in others)]
         self._process = context.Process(
-            target=_serve, args=(there, [self._connection, *others], self._memory, slot_bytes, make),
-            name="adaecho", daemon=True,
+            target=_serve, args=(self._there, held, self._memory, slot_bytes, make), name="adaecho",
+            daemon=True,
         )  # fmt: skip
+
+    def start(self) -> None:
+        """Fork it."""
         # No interrupt before the process ignores them; Python warns of a fork beside others' threads.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -111,7 +85,7 @@ class Forked:
                 self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        there.close()
+        self._there.close()
 
     def send(self, slot: int, *request: Any) -> Ticket:
         """Ask, and receive the answer whatever else happens: not by a thread that may be interrupted."""
@@ -123,10 +97,6 @@ class Forked:
             with suppress(OSError):  # the answer will tell
                 self._connection.send_bytes(body)
         return ticket
-
-    def answers(self, wait_s: float) -> bool:
-        """Whether there is an answer by then, or will be none."""
-        return self._connection.poll(wait_s)
 
     def receive(self, ticket: Ticket) -> Any:
         """The answer, or what was raised for it.
@@ -140,7 +110,7 @@ class Forked:
             spans, body = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             if self.closed:
-                raise GivenUp from None
+                raise Stopped from None
             self._process.join(_END_S)
             raise ProcessDiedError(
                 f"a worker process of this EchoLoader ended with exit code {self._process.exitcode}, in "
@@ -148,7 +118,7 @@ class Forked:
             ) from None
         finally:
             turn.release()
-        parts = [memoryview(self._memory)[begin:end] for begin, end in spans]  # type: ignore[arg-type]
+        parts = [memoryview(self._memory)[begin:end] for begin, end in spans]
         good, result, busy_s = pickle.loads(body, buffers=parts)
         thread = threading.current_thread()
         if isinstance(thread, PoolThread):
@@ -162,32 +132,28 @@ class Forked:
     def kill(self) -> None:
         """End it in the middle of whatever it does; those who wait for answers give up."""
         self.closed = True
-        self._process.kill()
+        if self._process.ident is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """End it, once nobody waits for an answer."""
         self.closed = True
         self._connection.close()
-        self._process.join(_END_S)
-        self._process.kill()
-        self._process.join()
+        if self._process.ident is not None:
+            self._process.join(_END_S)
+            self._process.kill()
+            self._process.join()
 
 
-def in_fork(function: Callable[[], Any], wait_s: float) -> Any:
-    """What a function returns, called in a process of its own: whatever it opens is not open here.
-
-    Raises:
-        TimeoutError: it has not come to its end by then, as what waits for a thread that stayed here.
-    """
-    forked = Forked(lambda: lambda: function())
+def sendable(error: Exception) -> Exception:
+    """The error, or one that says the same where it can't be sent from a process to another."""
     try:
-        ticket = forked.send(0)
-        if not forked.answers(wait_s):
-            raise TimeoutError(f"a process has not answered within {wait_s:g} s")
-        return forked.receive(ticket)
-    finally:
-        forked.kill()
-        forked.close()
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        copied = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            copied.add_note(note)
+        return copied
 
 
 def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
@@ -211,14 +177,6 @@ def _serve(
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)  # whose threads stayed in the parent
-    generators.own = True
-    # A generator's lock may have been held at the fork: then this waits for ever, and is killed. And draws
-    # that nobody has seen are no other worker's, nor the last iteration's, again.
-    key = int.from_bytes(os.urandom(8), "little")
-    generators.seed_globally(key, key >> 1)
-    _reopen_files()
-    with suppress(OSError):
-        connection.send_bytes(_READY)
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()
@@ -237,24 +195,6 @@ def _serve(
             connection.send_bytes(pickle.dumps((spans, body)))
         except OSError:  # nobody is there any more
             return
-
-
-def _reopen_files() -> None:
-    """Give this process places of its own in the files that were open for reading when it was forked.
-
-    A fork shares them: one that seeks would move the place at which another reads.
-    """
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        number = int(name)
-        with suppress(OSError):  # the folder's own, closed by now; or one that nobody may open again
-            flags = fcntl.fcntl(number, fcntl.F_GETFL)
-            if number < _FIRST_FILE or not stat.S_ISREG(os.fstat(number).st_mode) or flags & os.O_WRONLY:
-                continue
-            # Of how it was opened only what may be asked of any file: not that it was made, or has no name.
-            again = os.open(f"/proc/self/fd/{name}", flags & _REOPENED | os.O_CLOEXEC)
-            os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-            os.dup2(again, number, inheritable=os.get_inheritable(number))
-            os.close(again)
 
 
 def _listen(connection: Any, requests: SimpleQueue[bytes | None], parent: int) -> None:

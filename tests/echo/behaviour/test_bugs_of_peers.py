@@ -1,4 +1,4 @@
-"""Seven bugs of other loaders' resumes, each as a test: docs/around-your-loader.md has them in a table."""
+"""Seven resume bugs of other loaders, each as a test."""
 
 from collections.abc import Callable
 from typing import Any

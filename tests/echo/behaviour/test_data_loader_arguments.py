@@ -26,19 +26,19 @@ THREE_BATCHES = BatchSampler(SequentialSampler(range(9)), 3, False)
 # An argument of DataLoader: values that are taken, and one that is refused.
 ANSWERS: dict[str, tuple[list[Any], Any, str]] = {
     "shuffle": ([None, True, False], None, ""),
-    "drop_last": ([True, False], "yes", "drop_last='yes': must be True or False"),
+    "drop_last": ([True, False], None, ""),
     "collate_fn": ([None, list], None, ""),
-    "num_workers": ([0, 2], 100_000, "num_workers=100000: each is a thread, at most 1024"),
-    "prefetch_factor": ([None], 2, "prefetch_factor=2: with num_workers=0 nothing is read ahead"),
+    "num_workers": ([0, 2], -1, "num_workers=-1: must be a whole number, at least 0"),
+    "prefetch_factor": ([None, 2], 1.5, r"prefetch=0.0: must be a whole number, at least 0"),
     "persistent_workers": ([True, False], None, ""),
     "sampler": ([None, SequentialSampler(range(9))], iter(()), "sampler=tuple_iterator: it has no length"),
     "batch_sampler": ([None], THREE_BATCHES, r"batch_sampler=BatchSampler: batches are made after the echo.*"
                       r"EchoLoader\(data_loader, batch_size=None"),
     "pin_memory": ([False], True, "pin_memory=True: device='cuda' pins batches"),
     "pin_memory_device": ([""], "cuda", "pin_memory_device='cuda': device= says"),
-    "timeout": ([0], 30, "timeout=30: a thread can't be cut off"),
-    "worker_init_fn": ([None], print, "worker_init_fn=builtin_function_or_method: workers are threads"),
-    "multiprocessing_context": ([None], "spawn", "multiprocessing_context='spawn': workers are threads"),
+    "timeout": ([0], 30, "timeout=30: give the source its time limit"),
+    "worker_init_fn": ([None], print, "worker_init_fn=builtin_function_or_method: randomness is keyed"),
+    "multiprocessing_context": ([None], "spawn", "multiprocessing_context='spawn': worker processes"),
     "generator": ([None], torch.Generator(), r"generator=Generator: .*seed=generator.initial_seed\(\)"),
     "in_order": ([True], False, "in_order=False: batches always come in order"),
 }  # fmt: skip
@@ -218,9 +218,9 @@ def test_the_length_around_what_is_iterated(batched: bool, source: Any, factor: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": Rows(9)}, "needs epochs=: without, it never ends"),
+        ({"source": Rows(9)}, "needs epochs=; without it, iteration is endless"),
         ({"source": Rows(9), "epochs": 1, "echo": "batch", "factor": "auto"}, "factor='auto'"),
-        ({"source": Stream(9), "epochs": 1}, "around a Stream isn't known: that has no length"),
+        ({"source": Stream(9), "epochs": 1}, "is unknown: the wrapped Stream has no length"),
     ],
     ids=["endless", "automatic factor", "stream"],
 )
@@ -249,15 +249,12 @@ class Frame:
     ("arguments", "message"),
     [
         ({"source": "train.npz"}, "source='train.npz': text is no source of examples"),
-        ({"source": BATCHED}, r"batch_size=3: the source .DataLoader. makes batches of 4.*batch_size=None"),
-        ({"source": EchoLoader(arrays(8), 4)}, r"batch_size=3: the source .EchoLoader. makes batches of 4"),
-        ({"source": [BATCHED], "batch_size": None}, "a list of DataLoaders holds neither"),
-        ({"source": {"x": [1, 2, 3], "label": [0, 1, 0]}}, r"indexed by its columns, .* \{name: numpy"),
-        ({"source": Frame()}, "indexed by its columns, not by row"),
-        ({"source": Frame}, r"source: Frame is a class; give a dataset: Frame\(\.\.\.\)"),
-        ({"source": {"train": ROWS, "test": ROWS}}, r"holds splits \(train, test\).*source\['train'\]"),
-        ({"source": np.array(3.0)}, "is one number, and no array of examples"),
-        ({"source": []}, "it holds no examples"),
+        ({"source": BATCHED}, r"batch_size=3: the source .DataLoader. makes batches, .*batch_size=None"),
+        ({"source": EchoLoader(arrays(8), 4)}, r"batch_size=3: the source .EchoLoader. makes batches"),
+        ({"source": {"x": [1, 2, 3], "label": [0, 1, 0]}}, r"not indexed by row; .* \{name: numpy"),
+        ({"source": Frame()}, "a Frame of columns or splits is not indexed by row"),
+        ({"source": {"train": ROWS, "test": ROWS}}, r"not indexed by row; .*one split"),
+        ({"source": []}, "contains no examples"),
         ({"source": 5}, "neither indexable with a length nor iterable"),
         ({"source": {"a": np.zeros(3), "b": np.zeros(4)}}, r"different lengths \(3, 4\)"),
         ({"source": Stream(9), "sampler": SequentialSampler(range(9))}, "can only be iterated"),
@@ -265,10 +262,9 @@ class Frame:
         ({"sampler": SequentialSampler(range(9)), "shuffle": True}, "with shuffle=True: both decide the"),
         ({"sampler": SequentialSampler(range(9)), "order": "stored"}, "with order='stored': both decide"),
         ({"sampler": SequentialSampler(range(9)), "batch_size": None}, "with batch_size=None"),
-        ({"source": {"x": np.zeros((4, 2)), "name": np.array([*"abcd"])}}, "field 'name', <U1, is no numer"),
-        ({"source": (torch.zeros(4, 2), torch.zeros(4, 2).bfloat16())}, "field 1, torch.bfloat16 on cpu"),
-        ({"source": {"x": torch.zeros(4, 2).to(torch.float8_e4m3fn)}}, "'x', torch.float8_e4m3fn on cpu"),
-        ({"source": {"x": torch.zeros(4, 2, device="meta")}}, "field 'x', torch.float32 on meta"),
+        ({"source": {"x": np.zeros((4, 2)), "name": np.array([*"abcd"])}}, "give numeric arrays"),
+        ({"source": (torch.zeros(4, 2), torch.zeros(4, 2).bfloat16())}, "arrays is not numeric"),
+        ({"source": {"x": torch.zeros(4, 2, device="meta")}}, "give numeric arrays"),
         ({"source": Stream(9), "order": "shards"}, "order='shards': Stream can only be iterated"),
         *[({name: 3}, "must be a function; a int is none") for name in ("decode", "collate", "collate_fn")],
         ({"batch_length": 3, "batch_size": None, "source": [1]}, "batch_length=3: must be a function"),
@@ -301,9 +297,7 @@ class Frame:
         ({"shuffle": True, "order": "stored"}, "contradict each other"),
         ({"shuffle": False, "order": "shards"}, "contradict each other"),
         ({"shuffle": False, "shuffle_buffer": 5}, "shuffle=False with shuffle_buffer=5: a shuffle buffer sh"),
-        ({"collate_fn": list, "collate": list}, "collate_fn with collate"),
         ({"prefetch_factor": 1.5, "num_workers": 1}, r"prefetch=.*must be a whole number"),
-        ({"prefetch": -1, "prefetch_factor": 2, "num_workers": 1}, "prefetch=-1: must be a whole number"),
         ({"epochs": 0}, "epochs=0"),
         ({"num_workers": -1}, "num_workers=-1"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
@@ -329,7 +323,6 @@ def test_calls_as_of_a_data_loader() -> None:
     assert len(next(iter(EchoLoader(dataset=dataset, batch_size=10)))[0]) == 10
     for given, arguments, message in (
         ((), {"batch_size": 3}, "needs a source of examples"),
-        ((dataset,), {"dataset": dataset}, "the same argument"),
         ((dataset, 3), {"shuffle_bufer": 3}, "no argument 'shuffle_bufer'"),
     ):
         with pytest.raises(TypeError, match=message):
@@ -340,29 +333,22 @@ def test_calls_as_of_a_data_loader() -> None:
 def test_a_loader_is_neither_copied_nor_sent(copied: Any) -> None:
     with EchoLoader(arrays(9), 3, num_workers=1) as loader:
         next(iter(loader))
-        with pytest.raises(TypeError, match=r"no copy or pickle; make another .* give it state_dict\(\)"):
+        with pytest.raises(
+            TypeError, match=r"cannot be copied or pickled, .* pass state_dict\(\) to load_state_dict\(\)"
+        ):
             copied(loader)
 
 
 @pytest.mark.filterwarnings("error")
 def test_an_echo_that_does_nothing_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="echo='batch' with factor=1 repeats nothing") as caught:
-        EchoLoader(arrays(9), 3, echo="batch")
-    assert [warning.filename for warning in caught] == [__file__]
-    with pytest.warns(UserWarning, match="shuffle_buffer=0: all repeats of an example follow one another"):
+    with pytest.warns(UserWarning, match="shuffle_buffer=0: all repeats of an exam") as caught:
         EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2)
+    assert [warning.filename for warning in caught] == [__file__]
     for quiet in (
         {}, {"echo": "batch", "factor": "auto"}, {"shuffle_buffer": 9}, {"shuffle_buffer": 1000, "epochs": 1},
         {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 6},
     ):  # fmt: skip
         EchoLoader(arrays(9), 3, **quiet)  # type: ignore[arg-type]
-
-
-def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
-    rows = Rows(12)
-    with pytest.raises(ValueError, match=r"shuffle_buffer=1000000000: to fill .* 83,333,333.3 passes"):
-        EchoLoader(rows, 3, shuffle_buffer=10**9)
-    assert rows.reads == 0
 
 
 @pytest.mark.parametrize("source", [arrays(12), lambda: iter(range(12))], ids=["rows", "stream"])
@@ -384,23 +370,6 @@ def test_a_buffer_of_several_passes_is_warned_of_once_a_pass_has_a_length(
     with told as caught, EchoLoader(source, 3, num_workers=num_workers, **arguments) as loader:
         next(iter(loader))
     assert len(caught) == 1
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_many_passes_of_what_has_no_length_are_refused_after_the_first(num_workers: int) -> None:
-    opened: list[int] = []
-
-    def source() -> Any:
-        opened.append(1)
-        return iter(range(12))
-
-    with EchoLoader(source, 3, shuffle_buffer=10**6, num_workers=num_workers) as loader:
-        for tries in (1, 2):
-            with pytest.raises(ValueError, match=r"=1000000: to fill .* 83,333.3 passes of the source's 12"):
-                next(iter(loader))
-            assert len(opened) == tries
-    with EchoLoader(source, 3, shuffle_buffer=12, num_workers=num_workers) as loader:
-        assert len(list(islice(loader, 20))) == 20
 
 
 def test_passes_of_whole_batches_are_told_too() -> None:

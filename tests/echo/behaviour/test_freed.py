@@ -11,9 +11,8 @@ import pytest
 from torch.utils.data import Dataset
 
 from adaecho import EchoLoader
-from adaecho.echo.read import rows
 from adaecho.echo.variants import VARIANTS
-from tests.echo.sources import freed_soon, soon
+from tests.echo.sources import freed_soon
 
 ROWS = 48
 Kept = list["weakref.ref[Any]"]
@@ -34,15 +33,14 @@ class Rows(Dataset[Any]):
         return self.array[row]
 
 
-class Locked(Rows):
-    """Can't be copied for each thread."""
-
-    def __getstate__(self) -> Any:
-        raise TypeError("cannot pickle a lock")
+class Safe(Rows):
+    thread_safe = True
 
 
 class Raising:
     """Decodes, and remembers what it raised for every so many rows."""
+
+    thread_safe = True
 
     def __init__(self, raised: Kept, every: int) -> None:
         self._raised, self._every = raised, every
@@ -53,6 +51,13 @@ class Raising:
             self._raised.append(weakref.ref(error))
             raise error
         return example + 1
+
+
+def same(one: Any, _: Any) -> Any:
+    return one
+
+
+same.thread_safe = True  # type: ignore[attr-defined]
 
 
 def drop(loader: EchoLoader) -> None:
@@ -78,27 +83,23 @@ def meet_bad_examples(loader: EchoLoader) -> None:
 
 SOURCES: dict[str, Callable[[], Any]] = {
     "rows": Rows,
-    "too large to copy": Rows,
-    "locked": Locked,
+    "thread-safe": Safe,
     "stream": lambda: (lambda rows: lambda: (rows[row] for row in range(ROWS)))(Rows()),
 }
 
 
-@pytest.mark.filterwarnings("ignore:source. (Rows|Locked) can't be copied")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("use", "every", "budget"),
     [(drop, 0, 0), (resume, 0, 0), (meet_error, 20, 0), (meet_error, 5, 2), (meet_bad_examples, 20, 100)],
     ids=["iterator dropped", "resumed", "error", "error beyond the budget", "bad examples"],
 )
-def test_a_loader_that_is_not_closed_is_freed(
-    use: Any, every: int, budget: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loader_that_is_not_closed_is_freed(use: Any, every: int, budget: int, num_workers: int) -> None:
     def make(echo: str, source: str) -> Kept:
         given = SOURCES[source]()
         loader = EchoLoader(
             given, 4, echo=echo, factor=1 if echo == "none" else 2, shuffle_buffer=9, num_workers=num_workers,
-            decode=Raising(raised, every), augment=lambda one, _: one, max_bad_examples=budget,
+            decode=Raising(raised, every), augment=same, max_bad_examples=budget,
         )  # fmt: skip
         use(loader)
         return [weakref.ref(loader), weakref.ref(given)]
@@ -106,36 +107,7 @@ def test_a_loader_that_is_not_closed_is_freed(
     raised: Kept = []
     kept: Kept = []
     for echo, source in itertools.product(VARIANTS, SOURCES):
-        with monkeypatch.context() as patch:
-            if source == "too large to copy":
-                patch.setattr(rows, "_LARGEST_COPY_BYTES", 1 << 10)
-            kept += make(echo, source)
+        kept += make(echo, source)
     assert freed_soon(kept)
     assert [error() for error in raised if error() is not None] == []
     assert bool(raised) == bool(every)
-
-
-def test_a_bad_example_that_was_read_ahead_keeps_no_frame_and_tells_where_it_was() -> None:
-    kept: Kept = []
-
-    def decode(row: int) -> int:
-        held = Rows()
-        if row == 3:
-            kept.append(weakref.ref(held))
-            try:
-                raise KeyError(row)
-            except KeyError as error:
-                raise TornError("torn") from error
-        return row
-
-    decoding: dict[str, Any] = {"decode": decode, "place": "decoded"}  # as it is read, not as a batch is made
-    with EchoLoader(list(range(8)), 1, shuffle=False, **decoding, num_workers=1, prefetch=8) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        assert soon(lambda: kept and kept[0]() is None)
-        with pytest.raises(TornError) as caught:
-            list(islice(iterator, 7))
-    named, where = caught.value.__notes__
-    assert "while reading example 3" in named
-    assert where.count("in decode") == 2
-    assert "KeyError: 3" in where

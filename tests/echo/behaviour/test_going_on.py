@@ -76,6 +76,7 @@ atexit.register(lambda: threading.active_count() > 1 and os._exit(3))  # the las
 from adaecho import EchoLoader
 
 class Slow:
+    thread_safe = True
     def __len__(self): return 1000
     def __getitem__(self, index):
         time.sleep(0.05)
@@ -132,24 +133,18 @@ def test_a_process_that_forks_ends_in_silence(script: str, said: list[str]) -> N
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", said)
 
 
-NONE = "load_state_dict: this is no state of an EchoLoader .*"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: {}, f"{NONE}it lacks .* and is empty"),
-        (lambda _: None, f"{NONE}it is a NoneType"),
-        (lambda _: [1, 2], f"{NONE}it is a list"),
-        (
-            lambda _: torch.nn.Linear(2, 2).state_dict(),
-            f"{NONE}it lacks 'version', .* and has 'weight', 'bias'",
-        ),
-        (lambda _: {"version": VERSION, "settings": {}}, f"{NONE}it lacks 'next_index', 'progress'"),
+        (lambda _: {}, "version=None of the state's format"),
+        (lambda _: None, "version=None of the state's format"),
+        (lambda _: torch.nn.Linear(2, 2).state_dict(), "version=None of the state's format"),
+        (lambda _: {"version": VERSION, "settings": {}}, "only a part of the state was loaded"),
+        (lambda state: {**state, "next_index": 3}, "only a part of the state was loaded"),
         *[
             (
                 lambda state, version=version: {**state, "version": version},
-                f"version={version!r} .* reads {VERSION}: .*; go on with the adaecho",
+                f"version={version!r} .* reads {VERSION}; give",
             )
             for version in (2, VERSION + 1, "3")
         ],

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import adaecho.echo
 from adaecho import EchoLoader
@@ -151,9 +150,16 @@ def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
     return seen
 
 
+def decode_row(row: Any) -> dict[str, Any]:
+    return example(int(row))
+
+
+decode_row.thread_safe = True  # type: ignore[attr-defined]
+
+
 def maker(index: int, num_workers: int) -> tuple[str, Callable[[], EchoLoader]]:
     kinds = {name: SOURCES[name] for name in ("map", "arrays", "stream", "ragged")}
-    kinds["seekable"] = (Seekable, add_noise, None, {"decode": lambda row: example(int(row))})
+    kinds["seekable"] = (Seekable, add_noise, None, {"decode": decode_row})
     kind = list(kinds)[(index + 2 * num_workers) % len(kinds)]
     make, augment, _, more = kinds[kind]
     common = {"shuffle_buffer": 4, "epochs": 1, "num_workers": num_workers, **VARIANTS[index], **more}
@@ -195,50 +201,25 @@ def test_what_can_be_read_only_once_says_so_after_an_interrupt(num_workers: int)
             next(iterator)
 
 
-@pytest.mark.parametrize("batch_size", [None, 1])
-def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(batch_size: Any) -> None:
-    waiting, trying_again = threading.Event(), True
-
-    def decode(row: int) -> torch.Tensor:
-        if row == 5 and trying_again:
-            waiting.set()
-            threading.current_thread().rest(200)  # type: ignore[attr-defined] # as a transfer does
-        return torch.full((1,), row)
-
-    rows: dict[str, Any] = {"source": range(40), "decode": decode, "order": "stored", "place": "decoded"}
-    with EchoLoader(batch_size=batch_size, num_workers=1, prefetch=4, **rows) as loader:
-        iterator = iter(loader)
-        found = [int(next(iterator)) for _ in range(2)]
-        assert waiting.wait(120)
-        del iterator  # abandoned
-        loader._pipeline.pool.join()  # type: ignore[union-attr]
-        trying_again = False
-        assert found + [int(batch) for batch in islice(loader, 8)] == list(range(10))
-
-
-@pytest.mark.parametrize(("call", "message"), [("stop", "asking again goes on"), ("close", "closed")])
-def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str, message: str) -> None:
+def test_closing_elsewhere_while_the_next_batch_is_waited_for_says_so() -> None:
     source = Halting(30, 4)
 
     def elsewhere() -> None:
         source.reading.wait(120)
         time.sleep(0.1)  # the consumer waits by now, or finds it when it comes
         threading.Timer(0.2, source.go.set).start()
-        getattr(loader, call)()
+        loader.close()
 
     with EchoLoader(source, 4, order="stored", num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
         thread = threading.Thread(target=elsewhere)
         thread.start()
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(RuntimeError, match="closed"):
             next(iterator)
         thread.join()
-        if call == "stop":
-            assert labels(iterator, 1) == [[4, 5, 6, 7]]
-        else:
-            with pytest.raises(RuntimeError, match="was closed"):
-                next(iterator)
+        with pytest.raises(RuntimeError, match="was closed"):
+            next(iterator)
 
 
 def test_to_ask_for_a_batch_ends_the_pause_of_who_asks() -> None:

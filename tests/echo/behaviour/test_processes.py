@@ -8,11 +8,9 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,9 +24,6 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo import pipeline
-from adaecho.echo.read import rows
-from adaecho.echo.threads import generators
-from adaecho.echo.threads.processes import in_fork
 from tests.echo.record_streams import Rows, plain
 from tests.echo.sources import VARIANTS, Broken, Dataset, add_noise, arrays, soon
 from tests.echo.threads.test_workers import assert_no_threads_soon
@@ -107,7 +102,6 @@ def test_what_is_iterated_and_arrays(source: Any, more: dict[str, Any]) -> None:
         with EchoLoader(source, num_workers=2, processes=True, **common) as loader:
             head = list(islice(loader, 9))
             state = loader.state_dict()
-            loader.stop()
             assert plain(head + list(islice(loader, 16))) == expected
         with EchoLoader(source, num_workers=1, processes=True, **common) as loader:
             loader.load_state_dict(state)
@@ -215,33 +209,9 @@ def test_no_process_and_no_pipe_is_left(end: str, iterated: bool) -> None:
     next(iter(loader))
     assert len(multiprocessing.active_children()) == 2
     ENDS[end](loader)
-    if iterated:  # what they have can't be read again: it is kept as long as the loader
-        loader.close()
     del loader
     assert_nothing_runs_soon()
     assert soon(lambda: pipes() == before)  # a loader that is given up is closed beside this thread
-
-
-def opened(path: Path) -> Any:
-    path.write_bytes(bytes(range(100)))
-    file = path.open("rb", buffering=0)
-    path.unlink()
-    return file
-
-
-@pytest.mark.parametrize("temporary", [False, True])
-def test_a_process_has_a_place_of_its_own_in_a_file_that_was_open(tmp_path: Path, temporary: bool) -> None:
-    with (
-        tempfile.TemporaryFile(buffering=0) if temporary else opened(tmp_path / "records") as file,
-        (tmp_path / "log").open("wb") as log,
-    ):
-        if temporary:
-            file.write(bytes(range(100)))
-        file.seek(10)
-        read = in_fork(lambda: (file.read(1), file.seek(50), log.write(b"x"), log.flush())[:3], 60.0)
-        assert read == (b"\n", 50, 1)
-        assert file.tell() == 10
-        assert os.lseek(log.fileno(), 0, os.SEEK_CUR) == 1  # what is written to stays one file's end
 
 
 def run(folder: Path, code: str, stop: int | None = None, *, all_of_it: bool = False) -> tuple[int, str, str]:
@@ -284,7 +254,6 @@ UNGUARDED = DRAWS.format(dies=None)
 def test_a_dataset_that_draws_in_a_script_without_a_guard(tmp_path: Path) -> None:
     code, said, errors = run(tmp_path, UNGUARDED)
     assert (code, said) == (0, "256\n"), errors
-    assert errors.count("Warning") == 1
     code, _, errors = run(tmp_path, DRAWS.format(dies=7))
     assert code == 1
     assert errors.count("Traceback") == 1
@@ -333,59 +302,27 @@ def test_processes_that_lose_their_parent_end_without_a_word(
 @pytest.mark.parametrize(
     ("source", "more", "message"),
     [
-        (Dataset(40), {"augment": add_noise, "processes": True}, "can't be forked here: workers are threads"),
-        (Dataset(40), {"augment": seeded}, "works in one place, as with num_workers=0"),
+        (Dataset(40), {"augment": add_noise, "processes": True}, ""),
+        (
+            Dataset(40),
+            {"augment": seeded},
+            "no worker processes can be forked here: all of it works in place",
+        ),
     ],
-    ids=["threads", "one place"],
+    ids=["threads", "inline"],
 )
-def test_without_fork_threads_do_it_or_one_place_with_one_warning(
+def test_without_fork_threads_do_what_is_thread_safe_and_the_rest_is_inline(
     source: Any, more: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = plain(list(EchoLoader(source, 4, augment=more["augment"], epochs=1)))
-    for module in (pipeline, rows):
-        monkeypatch.setattr(module, "can_fork", lambda: False)
-    with (  # noqa: PT031 (the first batch asks for workers)
-        pytest.warns(UserWarning, match=message) as caught,
+    monkeypatch.setattr(pipeline, "can_fork", lambda: False)
+    with (
+        pytest.warns(UserWarning, match=message) if message else nullcontext(),
         EchoLoader(source, 4, num_workers=2, epochs=1, **more) as loader,
     ):
         assert plain(list(loader)) == expected
-        list(loader)
-    assert len(caught) == 1
+        assert loader.num_workers == (0 if message else 2)
     assert multiprocessing.active_children() == []
-
-
-def test_a_process_that_waits_for_a_lock_of_another_thread_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step that draws holds a generator's lock: a fork at that moment gets it held, by nobody."""
-    seeded, stuck = generators.seed_globally, tmp_path / "stuck"
-
-    def waits_first(key: int, of_torch: int) -> None:
-        if generators.own and not stuck.exists():
-            stuck.write_text(str(os.getpid()))
-            time.sleep(600)
-        seeded(key, of_torch)
-
-    monkeypatch.setattr(generators, "seed_globally", waits_first)
-    assert in_fork(lambda: 7, 60.0) == 7
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(stuck.read_text()), 0)
-
-
-class Noise:
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, row: int) -> Any:
-        return np.random.rand()
-
-
-def test_draws_that_no_look_has_seen_are_no_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_first_draws", lambda dataset: False)  # noqa: ARG005
-    loader = EchoLoader(Noise(), 2, epochs=1, num_workers=2, processes=True)
-    drawn = [value for _ in range(2) for batch in loader for value in batch.tolist()]
-    loader.close()
-    assert len(set(drawn)) == len(drawn) == 2 * len(Noise())
 
 
 class Commands:

@@ -19,6 +19,9 @@ def scribble(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return one
 
 
+scribble.thread_safe = True  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 3}, {"num_workers": 2, "processes": True}], ids=str)
 @pytest.mark.parametrize("kind", ["rows", "stream"])
 def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
@@ -52,10 +55,10 @@ def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
     with EchoLoader(source, **common, **workers) as restored:
         restored.load_state_dict(through_torch_save(state))
         assert restored.fresh_examples == state["fresh_examples"]
-        assert reads.exists() == (kind == "stream")  # what can be is read no sooner than it leaves
+        assert reads.exists() == (kind == "stream")  # what can be is read with the next batch
         batches = iter(restored)
         assert next(batches)["x"].tolist() == expected[0]
-        assert kind == "stream" or restored.reread_examples <= 8
+        assert kind == "stream" or restored.reread_examples == held
         assert [batch["x"].tolist() for batch in islice(batches, 99)] == expected[1:]
         assert kind == "stream" or restored.reread_examples == held
     read = reads.read_text().split()

@@ -2,10 +2,8 @@
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +15,6 @@ from tests.echo.sources import IDS, SOURCES, VARIANTS, Bad, Dataset, Stream, lab
 
 
 def spoil(example: Any, _: Any = None) -> Any:
-    if hasattr(example, "x"):
-        x = example.x
-        x += 1000
-        return example
     if isinstance(example, np.ndarray):
         example += 1000
         return example
@@ -30,65 +24,13 @@ def spoil(example: Any, _: Any = None) -> Any:
     return example
 
 
-@dataclass
-class Record:
-    x: Any
-    label: int
-
-
-@dataclass
-class Later:
-    label: int
-
-    def __post_init__(self) -> None:
-        self.x = np.full(self.label % 3 + 1, self.label)
-
-    def __repr__(self) -> str:
-        return str(self.x)
-
-
-class Pair(NamedTuple):
-    x: Any
-    label: int
-
-
-class Noted(Pair):
-    pass
-
-
-class OfAttrs(SimpleNamespace):
-    """Fields named as attrs names them."""
-
-    __attrs_attrs__ = (SimpleNamespace(name="x"), SimpleNamespace(name="label"))
-
-
-class Copied:
-    """No fields that anyone could know of."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = x
-
-    def __deepcopy__(self, _: Any) -> "Copied":
-        return Copied(self.x.copy())
-
-    def __repr__(self) -> str:
-        return str(self.x)
-
-
 KEPT: dict[str, Any] = {
     "arrays": lambda row: {"x": np.array([row]), "label": row},
     "ragged arrays": lambda row: {"x": np.full(row % 3 + 1, row), "label": row},
     "ragged tensors": lambda row: {"x": torch.full((row % 3 + 1,), row), "label": row},
     "nested": lambda row: {"x": [np.full(row % 3 + 1, row)], "label": "text"},
-    "masked": lambda row: {"x": np.ma.masked_equal(np.array([row, 3]), 3), "label": row},
     "large": lambda row: {"x": np.full(20_000, row), "label": row},
     "bare": lambda row: np.full(row % 3 + 1, row),
-    "a dataclass": lambda row: Record(np.full(row % 3 + 1, row), row),
-    "a dataclass with more than its fields": Later,
-    "a subclass of a named tuple": lambda row: Noted(np.full(row % 3 + 1, row), row),
-    "of attrs": lambda row: OfAttrs(x=np.full(row % 3 + 1, row), label=row),
-    "a namespace": lambda row: SimpleNamespace(x=np.full(row % 3 + 1, row), label=row),
-    "one that copies itself": lambda row: Copied(np.full(row % 3 + 1, row)),
 }
 
 
@@ -109,9 +51,7 @@ def test_writing_in_place_changes_no_dataset(
     with EchoLoader(dataset, 3, num_workers=num_workers, **common) as loader:
         for batch in islice(loader, 20):
             for one in batch:
-                if kind == "masked" and one["label"] == 3:
-                    continue
-                x = one.x if hasattr(one, "x") else one if isinstance(one, np.ndarray) else one["x"]
+                x = one if isinstance(one, np.ndarray) else one["x"]
                 assert 1000 <= int(np.asarray(x).reshape(-1)[0]) < 1012
     assert repr(dataset.examples) == before
 
@@ -199,7 +139,7 @@ def test_an_iterator_is_never_resumed_silently(make: Any, num_workers: int) -> N
     with loader, other:
         next(iter(loader))
         state = loader.state_dict()
-        with pytest.raises(ValueError, match="can be iterated once"):
+        with pytest.raises(ValueError, match=r"can be iterated (only )?once"):
             loader.load_state_dict(state)
         with pytest.raises(ValueError, match=r"is an iterator, which can be|is another one than when"):
             other.load_state_dict(state)
@@ -268,12 +208,13 @@ def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> N
     for how, budget, error, message in (
         ("short", 12, ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
         ("long", 12, ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
-        ("out of range", 12, IndexError, "out of range of a cache"),
         ("one is bad", 0, IndexError, "row 1 is missing"),
     ):
         loader = EchoLoader(Together(how), 4, max_bad_examples=budget, **common)
         with loader, pytest.raises(error, match=message):
             next(iter(loader))
+    with EchoLoader(Together("out of range"), 4, **common) as loader:
+        assert labels(loader, 1) == [[0, 1, 2, 3]], "one by one then"
     with EchoLoader(Together("one is bad"), 4, max_bad_examples=1, **common) as loader:
         assert labels(loader, 1) == [[0, 2, 3, 4]]
         assert num_workers or loader.dataset.asked == [[0, 1, 2, 3], [4]]

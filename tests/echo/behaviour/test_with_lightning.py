@@ -165,7 +165,7 @@ def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
     save_of_lightning = EchoLoader.state_dict
 
     def twice(loader: EchoLoader) -> Any:
-        asked.append(loader._state(lambda: loader._position)["next_index"])
+        asked.append(loader._pipeline.state(loader._position)["next_index"])
         asked.append(loader.fresh_examples_in_buffer)
         return save_of_lightning(loader)
 

@@ -22,10 +22,10 @@ from tests.echo.sources import Dataset, arrays
 @pytest.mark.parametrize("make", [Dataset, sources.Stream, arrays])
 def test_a_buffer_beyond_all_memory(make: Any) -> None:
     source = make(9)
-    with pytest.raises(ValueError, match=r"it would take 11,175\.9 GiB and .* make shuffle_buffer"):
+    with pytest.raises(ValueError, match=r"needs 11,175\.9 GiB, .* reduce shuffle_buffer"):
         EchoLoader(source, 3, shuffle_buffer=10**12, epochs=1)  # endless, so many passes are refused first
     assert getattr(source, "reads", 0) == 0
-    with pytest.raises(ValueError, match=r"^batch_shuffle_buffer: it would take .* make batch_shuffle"):
+    with pytest.raises(ValueError, match=r"^batch_shuffle_buffer: needs .* reduce batch_shuffle"):
         EchoLoader(source, 3, echo="batch", factor=2, batch_shuffle_buffer=10**12, epochs=1)
 
 
@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_noticed_at_the_first(
     name = list(buffer)[-1]
     with (
         EchoLoader(source, batch_size, num_workers=num_workers, **buffer) as loader,
-        pytest.raises(ValueError, match=f"^{name}: .* make {name} smaller"),
+        pytest.raises(ValueError, match=f"^{name}: .* reduce {name}"),
     ):
         next(iter(loader))
     assert num_workers or source.reads <= 103
@@ -69,7 +69,7 @@ def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
 def test_a_memory_map_is_known_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "free_bytes", lambda: 5 * 800)
     mapped = sources.memory_map({"x": np.zeros((10, 100))})["x"]
-    with pytest.raises(ValueError, match="make shuffle_buffer smaller"):
+    with pytest.raises(ValueError, match="reduce shuffle_buffer"):
         EchoLoader(mapped, 2, shuffle_buffer=5)
     EchoLoader(mapped, 2, shuffle_buffer=4)
 

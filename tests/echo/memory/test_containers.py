@@ -1,15 +1,12 @@
-"""Batches whose list, dict or object is filled again are kept as they were; pictures stay their source's."""
+"""Batches whose list, dict or object is filled again are kept as they were."""
 
-import io
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from adaecho import EchoLoader
@@ -61,40 +58,6 @@ def test_a_batch_that_is_filled_again_is_kept_as_it_was(
     with EchoLoader(source, None, epochs=1, batch_length=lambda _: SIZE, **echo, **options) as loader:
         found = Counter(number for batch in loader for number in numbers(batch))
     assert found == dict.fromkeys(range(BATCHES * SIZE), 2)
-
-
-def test_what_decode_writes_into_a_picture_stays_out_of_the_source() -> None:
-    photos = [{"image": Image.fromarray(np.full((8, 8, 3), row, np.uint8))} for row in range(8)]
-
-    def decode(example: dict[str, Any]) -> Any:
-        example["image"].thumbnail((4, 4))
-        return np.asarray(example["image"])
-
-    echo: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 8}
-    for batch in EchoLoader(photos, 4, epochs=1, decode=decode, **echo):
-        assert batch.shape == (4, 4, 4, 3)
-    assert {photo["image"].size for photo in photos} == {(8, 8)}
-
-
-KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], int]]] = {
-    "bytes": (lambda row: io.BytesIO(bytes([row])), lambda stream: int.from_bytes(stream.read())),
-    "text": (lambda row: io.StringIO(str(row)), lambda stream: int(stream.read() or -1)),
-    "set": (lambda row: {row}, lambda rows: rows.pop()),
-    "deque": (lambda row: deque([row]), lambda rows: rows.popleft()),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stage", ["decode", "augment"])
-def test_what_is_changed_as_it_is_read_is_read_by_each_use(kind: str, stage: str) -> None:
-    make, read = KINDS[kind]
-    source = [{"row": make(row)} for row in range(8)]
-    echo: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 8}
-    functions: dict[str, Any] = {stage: lambda example, _=None: read(example["row"])}
-    with EchoLoader(source, 4, epochs=1, **functions, **echo) as loader:
-        for _ in range(2):
-            found = Counter(row for batch in loader for row in batch.tolist())
-            assert found == dict.fromkeys(range(8), 2)
 
 
 SOURCES: dict[str, Callable[[list[Any]], Any]] = {

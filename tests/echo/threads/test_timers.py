@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
@@ -220,10 +220,3 @@ def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
 
 def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:
     assert MAX_FACTOR == 1 << keyed.ECHO_BITS
-
-
-def test_a_factor_that_follows_a_source_which_works_ahead_needs_a_thread() -> None:
-    loader: DataLoader[Any] = DataLoader(Slow(), batch_size=4, num_workers=2)
-    with pytest.warns(UserWarning, match="around a DataLoader that works ahead.*give num_workers=1"):
-        EchoLoader(loader, None, echo="batch", factor="auto")
-    EchoLoader(loader, None, echo="batch", factor="auto", num_workers=1).close()

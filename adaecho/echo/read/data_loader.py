@@ -1,8 +1,8 @@
 """A DataLoader of torch inside an EchoLoader: its passes as functions of (seed, pass).
 
-What a DataLoader draws depends on when it is iterated and by whom else its generators are used. Here it is
-iterated through a copy, whose samplers draw from a generator of their own: the given one stays as it was.
-What is assigned to it or to its samplers meanwhile (weights, a batch size) holds from the next pass on.
+What a DataLoader draws depends on when it is iterated and by whom else its generators are used. Here its
+samplers draw from a generator of (seed, pass), which they have while they draw, and what its dataset draws is
+seeded for each batch.
 """
 
 import copy
@@ -10,18 +10,17 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate, default_convert
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import seeds_of_pass
-from adaecho.echo.read.around import IterableSource, Position, tell_pass
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.rows import may_be_shared
-from adaecho.echo.threads.generators import global_generators_kept, seed_globally
+from adaecho.echo.read.iterables import IterableSource, Position, tell_pass
 from adaecho.echo.threads.workers import PoolThread
 
 
@@ -39,23 +38,27 @@ class DataLoaderSource(IterableSource):
     a map-style dataset it can begin at any batch, by indices alone.
     """
 
-    kept_open = True  # workers are dear to start
-
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader)
         self._loader, self._seed = loader, seed
         self.seekable = self.knows_rows = not isinstance(loader.dataset, IterableDataset)
         self.reordered = True
         self._of_batches = loader.batch_sampler is not None
-        self._samplers: dict[int, _Copy] = {}  # of it and of those within it, which may count passes
-        self._sampler = _copied(loader.batch_sampler if self._of_batches else loader.sampler, self._samplers)
         self._generator, self._upcoming = torch.Generator(), _Upcoming()
-        self._own: DataLoader[Any] | None = None  # a copy
-        self.draws = False  # from global generators; both as of the pass that was opened last
-        self.sends = False  # indices, to worker processes
+        self._own: DataLoader[Any] | None = None  # a copy, with the indices that are drawn here
         # Workers are told of a pass as they begin; but Hugging Face's streams share its number with them.
         hears = hasattr(loader.dataset, "set_epoch")
         self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
+
+    @property
+    def _sampler(self) -> Any:
+        """What gives the indices of each batch, or without batches of each example."""
+        return self._loader.batch_sampler if self._of_batches else self._loader.sampler
+
+    @property
+    def sends(self) -> bool:
+        """Whether its workers are processes."""
+        return self._loader.num_workers > 0
 
     @property
     def length(self) -> int | None:
@@ -63,15 +66,14 @@ class DataLoaderSource(IterableSource):
         if not self.seekable:
             return super().length
         try:
-            return len(_copied(self._loader.batch_sampler if self._of_batches else self._loader.sampler, {}))
+            with keyed.global_generators_kept():
+                return len(copy.copy(self._sampler))
         except (TypeError, RuntimeError):
             return None
 
-    def _may_draw(self) -> bool:
-        """Whether anything in it but torch's samplers, which have a generator of their own, may draw."""
-        of_torch = all(type(one.copy).__module__.startswith("torch.") for one in self._samplers.values())
-        collates = self._loader.collate_fn not in (default_collate, default_convert)
-        return collates or not of_torch or not may_be_shared(self._loader.dataset)
+    def own_batch(self, batch: Any) -> Any:
+        """What was collated, or came from another process, lies in memory of its own."""
+        return batch if self._of_batches or self.sends else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
         """A pass, from a position on: batches given, and a digest of what they were made of.
@@ -83,17 +85,13 @@ class DataLoaderSource(IterableSource):
             raise self._takes_no_position()
         tell_pass(self._loader.dataset, number)
         order_seed, seed = seeds_of_pass(self._seed, number)
-        generator = torch.Generator()
-        generator.manual_seed(order_seed)
-        for one in list(self._samplers.values()):
-            one.follow(self._samplers)
-        self.draws, self.sends = self._may_draw(), self._loader.num_workers > 0
-        for sampler in [one.copy for one in reversed(self._samplers.values())]:  # the innermost first
-            if isinstance(getattr(sampler, "generator", 0), torch.Generator | None):  # not another library's
-                sampler.generator = generator
+        samplers = _within(self._sampler)
+        for sampler in reversed(samplers):  # the innermost first
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(number)
-        opened = Pass(self, iter(self._sampler), seed)
+        generator = torch.Generator()
+        generator.manual_seed(order_seed)
+        opened = Pass(self, _drawn(self._sampler, samplers, generator), seed)
         if position:
             opened.skip_to(position)
         return opened
@@ -145,6 +143,37 @@ _REMEDY = (
 )
 
 
+def _within(sampler: Any) -> list[Any]:
+    """A sampler and those in its attributes, from which it may draw; each once."""
+    found = [sampler]
+    for one in found:
+        for name, value in getattr(one, "__dict__", {}).items():
+            inner = isinstance(value, Sampler) or (name in ("sampler", "batch_sampler") and value is not None)
+            if inner and not any(value is known for known in found):
+                found.append(value)
+    return found
+
+
+def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
+    """What a sampler gives, drawn from a generator that the samplers have only while one is asked."""
+    # Of torch's generators: an attribute of this name may be something else in another library.
+    drawing = [one for one in samplers if isinstance(getattr(one, "generator", 0), torch.Generator | None)]
+    iterator: Iterator[Any] | None = None
+    while True:
+        given = [one.generator for one in drawing]
+        try:
+            for one in drawing:
+                one.generator = generator
+            iterator = iter(sampler) if iterator is None else iterator
+            index = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            for one, own in zip(drawing, given, strict=True):
+                one.generator = own
+        yield index
+
+
 class Pass:
     """The batches of one pass.
 
@@ -159,12 +188,12 @@ class Pass:
 
     def __init__(self, source: DataLoaderSource, drawn: Iterator[Any], seed: int) -> None:
         self._source, self._seed = source, seed
-        self._indices = self._drawn(drawn)
+        self._indices = self._digested(drawn)
         self._digests: deque[int] = deque()  # after each that has been drawn, and whose batch hasn't come
         self._batches: Iterator[Any] | None = None
         self.position = 0, 0
 
-    def _drawn(self, drawn: Iterator[Any]) -> Iterator[Any]:
+    def _digested(self, drawn: Iterator[Any]) -> Iterator[Any]:
         """What the batches are made of, as workers ask for it."""
         digest = 0
         for number, index in enumerate(drawn):
@@ -178,20 +207,16 @@ class Pass:
     def __next__(self) -> Any:
         # A thread of ours must not touch the global generators, which the training step may use meanwhile.
         by_pool_thread = isinstance(threading.current_thread(), PoolThread)
-        if self._source.sends or by_pool_thread or not self._source.draws:
-            batch = self._next()
-        else:
-            with global_generators_kept():
+        seeded = not (self._source.sends or by_pool_thread)
+        with keyed.global_generators_kept() if seeded else nullcontext():
+            if seeded:
                 seed = self._seed + self.position[0]
-                seed_globally(seed, seed)
-                batch = self._next()
+                keyed.seed_globally(seed, seed)
+            if self._batches is None:
+                self._batches = self._source.batches(self._indices, self._seed)
+            batch = next(self._batches)
         self.position = self.position[0] + 1, self._digests.popleft()
         return batch
-
-    def _next(self) -> Any:
-        if self._batches is None:
-            self._batches = self._source.batches(self._indices, self._seed)
-        return next(self._batches)
 
     def skip_to(self, position: Any) -> None:
         """Pass over the batches before a position unread."""
@@ -232,36 +257,5 @@ class _Seeding:
 
 
 def _seeded(seed: int, index: Any) -> Any:
-    seed_globally(seed, seed)
+    keyed.seed_globally(seed, seed)
     return index
-
-
-class _Copy:
-    """A sampler, a copy of it, and the attributes that were copied."""
-
-    def __init__(self, original: Any) -> None:
-        self._original, self._seen = original, dict[str, Any]()
-        self.copy = original
-        # A list of rows has no generator, and may be filled otherwise.
-        if hasattr(original, "__dict__") or hasattr(original, "__slots__"):
-            with suppress(TypeError):  # of an iterator, which can be used once
-                self.copy = copy.copy(original)
-
-    def follow(self, copies: dict[int, "_Copy"]) -> None:
-        """Give the copy what has been assigned to the original; it keeps what it has assigned to itself."""
-        attributes = {} if self.copy is self._original else getattr(self._original, "__dict__", {})
-        for name, value in list(attributes.items()):
-            if name not in self._seen or self._seen[name] is not value:
-                self._seen[name] = value
-                within = isinstance(value, Sampler) or (
-                    name in ("sampler", "batch_sampler") and value is not None
-                )
-                vars(self.copy)[name] = _copied(value, copies) if within else value
-
-
-def _copied(sampler: Any, copies: dict[int, _Copy]) -> Any:
-    """A copy of a sampler, and of those in its attributes, which it may draw from; each once."""
-    if id(sampler) not in copies:
-        copies[id(sampler)] = _Copy(sampler)
-        copies[id(sampler)].follow(copies)
-    return copies[id(sampler)].copy

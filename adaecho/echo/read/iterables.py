@@ -1,4 +1,4 @@
-"""Adapters around others' loaders and iterables; who reads only sources of their own never meets them.
+"""Sources that can only be iterated, others' loaders among them; who reads rows never meets them.
 
 Here is what anything that can only be iterated needs: how it is told of passes, and what it may do with its
 memory. A DataLoader of torch has an adapter of its own.
@@ -10,11 +10,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from adaecho.echo.memory.tree import Spans, duplicate, spans
-from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.rows import is_seen_to_draw
+from adaecho.echo.memory.tree import duplicate
 
 APART = 16  # examples or batches between two questions: to tell one may take as long as to read an example
 
@@ -31,18 +29,17 @@ class IterableSource:
             ``set_share(rank, world_size)``, after which it gives that rank's examples alone; and
             ``iterate_from(position)``, which begins at what the ``position`` of an earlier iterator was, a
             sequence of whole numbers: for a state, and after an iterator was closed before its end. What
-            tells and takes its own position is asked for it (``teller_of``): a StatefulDataLoader, Grain's
-            iterators and an EchoLoader do.
+            tells and takes its own position is asked for it (``position_methods``): a StatefulDataLoader,
+            Grain's iterators and an EchoLoader do.
 
     Attributes:
         name: of the source, for messages.
         seekable: it begins anywhere, by ``iterate_from``.
         reordered: passes may differ in their order.
-        works_ahead: with workers of its own, as ``num_workers`` tells.
         within: it has been read from, and has not come to its end; the reader tells.
     """
 
-    kept_open = False  # also while nobody reads
+    thread_safe = True  # one thread at a time reads it
     knows_rows = False  # but not what they hold
 
     def __init__(self, source: Any) -> None:
@@ -50,13 +47,10 @@ class IterableSource:
         self.name = getattr(source, "__name__", type(source).__name__)
         self.seekable = hasattr(source, "iterate_from")
         self.reordered = any(hasattr(part, "set_epoch") for part in parts_of(source))
-        workers = getattr(source, "num_workers", 0)
-        self.works_ahead = isinstance(workers, int) and workers > 0
         self._share: Callable[[], object] = lambda: None
         self._opened: Any = None  # what is its own iterator, and was opened last
         self.within = False
-        self._teller: Teller | None = None  # of the iterator opened last
-        self._told = False  # that it draws
+        self._methods: PositionMethods | None = None  # of the iterator opened last
 
     @property
     def length(self) -> int | None:
@@ -77,13 +71,13 @@ class IterableSource:
         """The iterator of one pass, from somewhere within it."""
         self._share()  # another loader around the same source may have told it its own
         tell_pass(self._source, number)
-        teller = teller_of(self._source)
+        methods = position_methods(self._source)
         if position and not isinstance(position, dict):
             if not self.seekable:
                 raise self._takes_no_position()
             return self._source.iterate_from(position)  # type: ignore[no-any-return]
-        if position and teller is not None:
-            teller.take(position)
+        if position and methods is not None:
+            _take(methods, position)
         given = self._source if isinstance(self._source, Iterable) else self._source()
         if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
             raise ValueError(
@@ -94,28 +88,28 @@ class IterableSource:
             self._check_begins(given)
         self._opened, self.within = given, False
         iterator = iter(given)
-        self._teller = teller or teller_of(iterator)
-        if position and teller is None:
-            if self._teller is None:
+        self._methods = methods or position_methods(iterator)
+        if position and methods is None:
+            if self._methods is None:
                 raise self._takes_no_position()
-            self._teller.take(position)
+            _take(self._methods, position)
         return iterator
 
     @property
     def marks_apart(self) -> int:
         """Examples (or whole batches) between two positions asked for, at least; 0 where none is told."""
-        return 1 if self.seekable else APART if self._teller is not None else 0
+        return 1 if self.seekable else APART if self._methods is not None else 0
 
     def position(self, iterator: Any) -> Position:
         """Where the iterator that was opened last is; () where that can't be told."""
         if self.seekable:
             return tuple(operator.index(part) for part in iterator.position)
-        return () if self._teller is None else self._teller.tell()
+        return () if self._methods is None else _told(self._methods)
 
     def position_after_pass(self) -> Position:
         """Where the next pass begins, of a source that tells it by itself; () of others."""
-        teller = teller_of(self._source)
-        return () if teller is None or self._teller is None else teller.tell()
+        methods = position_methods(self._source)
+        return () if methods is None or self._methods is None else _told(methods)
 
     def rows(self, iterator: Any) -> int:  # noqa: ARG002 (of an adapter that knows them)
         """A digest of which rows the iterator has given so far; 0 where that isn't known."""
@@ -153,24 +147,17 @@ class IterableSource:
                 "an object whose __iter__ does, or iterate once with epochs=1"
             )
 
+    def own_batch(self, batch: Any) -> Any:
+        """A whole batch as the loader may keep it: a source may use its memory again, as FFCV and DALI do."""
+        with suppress(TypeError):  # of what can't be copied
+            return duplicate(batch)
+        return batch
+
     def check_other(self, serial: int, *, same_rows: bool) -> None:  # noqa: ARG002 (as above)
-        """Answer that an example which was read again is another one than before.
+        """Raises ValueError: an example which was read again is another one than before.
 
-        What a loader of a dataset that draws tells is its order, which can't be compared then: warn.
-
-        Raises:
-            ValueError: others come than before, or in another order.
+        Others come, or in another order. What a dataset draws can't be told from that.
         """
-        if self._told:
-            return
-        if self._teller is not None and is_seen_to_draw(getattr(self._source, "dataset", None)):
-            self._told = True
-            warn_caller(
-                f"load_state_dict: the dataset of this {self.name} draws, and the position that it tells "
-                "leaves that out: from here on examples are drawn anew, and nobody compares whether their "
-                "order is as before. A DataLoader of torch with the same arguments goes on exactly"
-            )
-            return
         raise self._others(
             serial,
             "Let all that it draws follow what set_epoch(pass) told it, as a class around it can that makes "
@@ -212,58 +199,19 @@ def tell_pass(source: Any, number: int) -> None:
             part.set_epoch(number)
 
 
-class OwnMemory:
-    """Whole batches as the loader may keep them: copied where their source uses memory again.
-
-    It may go round through several batches' memory: so many are copied and held at first, as what is held
-    can't be given to something new. Later each is compared with the one before. What can't be looked into is
-    copied, too, if that can be done.
-    """
-
-    _RING = 8  # FFCV and DALI go round through 5 and 2 by default
-
-    def __init__(self) -> None:
-        self._held: list[tuple[Any, Spans]] = []
-        self._left, self._reused = self._RING, False  # to be copied
-
-    def __call__(self, batch: Any) -> Any:
-        own = spans(batch)
-        if own is None:
-            with suppress(TypeError):  # as a deep copy raises
-                return duplicate(batch)
-            return batch
-        self._reused = self._reused or any(_overlap(own, held) for _, held in self._held)
-        if self._reused:
-            self._held = []
-            return duplicate(batch)
-        if not self._left:
-            self._held = [(batch, own)]
-            return batch
-        self._left -= 1
-        self._held.append((batch, own))
-        return duplicate(batch)
+PositionMethods = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""What tells a position, and what takes it again."""
 
 
-def _overlap(some: Spans, others: Spans) -> bool:
-    return bool(((some[:, :1] < others[:, 1]) & (others[:, 0] < some[:, 1:])).any())  # [some, others]
+def _told(methods: PositionMethods) -> Position:
+    return {"own": copy.deepcopy(methods[0]())}  # as it may go on in the one it told
 
 
-class Teller(NamedTuple):
-    """What tells a position of its own, and takes it again."""
-
-    ask: Callable[[], Any]
-    give: Callable[[Any], Any]
-
-    def tell(self) -> Position:
-        """Where it is; a copy, as it may go on in the one it told."""
-        return {"own": copy.deepcopy(self.ask())}
-
-    def take(self, position: Any) -> None:
-        """Go to what was told."""
-        self.give(copy.deepcopy(position["own"]))
+def _take(methods: PositionMethods, position: Any) -> None:
+    methods[1](copy.deepcopy(position["own"]))
 
 
-def teller_of(owner: Any) -> Teller | None:
+def position_methods(owner: Any) -> PositionMethods | None:
     """How an object tells and takes its own position, if it does.
 
     A stream of Hugging Face's ``datasets`` is not asked, nor a loader of one: with ``shuffle`` its state
@@ -274,5 +222,5 @@ def teller_of(owner: Any) -> Teller | None:
         return None
     for ask, give in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if hasattr(owner, ask) and hasattr(owner, give) and getattr(owner, "use_stateful_dataloader", True):
-            return Teller(getattr(owner, ask), getattr(owner, give))
+            return getattr(owner, ask), getattr(owner, give)
     return None  # also of Accelerate's loaders around what has no state

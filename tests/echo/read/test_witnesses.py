@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from adaecho import EchoLoader
-from adaecho.echo.read.witness import Witnesses, fingerprint
+from adaecho.echo.read.sequential import Witnesses, fingerprint
 from tests.echo.behaviour.test_around_data_loaders import LOADERS as AROUND
 
 
@@ -61,7 +61,6 @@ def test_a_state_holds_the_last_few_witnesses() -> None:
         (torch.ones(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
         (torch.zeros(3, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
         *((torch.ones(4).to(kind), torch.zeros(4).to(kind)) for kind in (torch.uint16, torch.float8_e4m3fn)),
-        (torch.eye(4).to_sparse(), torch.eye(4).flip(0).to_sparse()),
         (Image.new("L", (8, 8), 1), Image.new("L", (8, 8), 2)),
         (SimpleNamespace(rows=torch.ones(3)), SimpleNamespace(rows=torch.zeros(3))),
         (padded(64, 512, 0), padded(64, 512, 1)),
@@ -76,17 +75,3 @@ def test_a_fingerprint_is_one_of_content(one: Any, other: Any) -> None:
 def test_a_fingerprint_looks_at_little_of_what_is_large() -> None:
     large = torch.zeros(1 << 22)
     assert fingerprint([large.view(64, -1).T] * 1000) == fingerprint([large.view(64, -1).T] * 1000)
-
-
-class Opaque:
-    """A batch that shows nothing."""
-
-    def __len__(self) -> int:
-        return 8
-
-
-def test_a_state_of_what_cannot_be_compared_is_warned_of() -> None:
-    loader = EchoLoader(lambda: (Opaque() for _ in range(9)), None, epochs=1, echo="batch", factor=2)
-    next(iter(loader))
-    with pytest.warns(UserWarning, match="nothing in what the source gives can be compared"):
-        loader.state_dict()
