@@ -1,251 +1,316 @@
-"""The gain's statistics: from gradients to samples to averages."""
+"""The gain's statistics: from the gradients of each backward pass to samples to averages."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from adaecho.adascale.collector import GradientCollector
 from adaecho.adascale.estimators import (
     Averages,
-    StepGradient,
+    Estimate,
     estimate_across_gradients,
-    estimate_between_steps,
+    estimate_across_steps,
     gain_ratio,
-    step_gradient,
-    updated,
+    squares_by_group,
 )
 
+# By id of the parameter: the hash of a tensor is a Python function, which takes as long as a hook.
+Gradients = dict[int, Tensor]
 
-@dataclass
-class GainSettings:
+_MOST_HELD = 64 << 20  # bytes of one pass's gradients that are kept until they are squared together
+
+
+@dataclass(frozen=True)
+class Settings:
     """AdaScale's arguments with their defaults filled in; ``num_passes`` is num_gradients_to_accumulate."""
 
-    world_size: int
+    num_ranks: int
     num_passes: int
     scale: float
     smoothing: float
     is_scaled_loss: bool
     debias_ewma: bool
     grad_scaler: torch.amp.GradScaler | None
-    rule: str
 
     @property
     def num_gradients(self) -> int:
         """Micro-batches of one step over all ranks."""
-        return self.world_size * self.num_passes
+        return self.num_ranks * self.num_passes
 
 
-class Sample(NamedTuple):
-    """The statistics as they are to be once the coming step is taken.
+class Coming(NamedTuple):
+    """The averages as they are once the coming step is taken, and whether its gradients are all finite."""
 
-    Attributes:
-        averages: those of before with the new estimate, float64 [num_groups] each.
-        gradient: the step's own, to be compared with the next one's; empty where a step has several.
-        finite: bool scalar on the gradients' device, whether the step may be taken.
-    """
-
-    averages: Averages
-    gradient: StepGradient
-    finite: Tensor
-
-
-Saved = tuple[Averages, StepGradient]
+    averages: list[Averages]
+    finite: bool
 
 
 class GradientStatistics:
-    """Averages of sigma^2 and mu^2 per parameter group, fed by hooks on the parameters.
+    """Averages of sigma^2 and mu^2 per parameter group, fed by a hook on each parameter.
 
-    Nothing is committed at the end of backward: a step may still be given up.
+    The hook (``Tensor.register_hook``) sees the gradient of one micro-batch, before it is accumulated and
+    before DistributedDataParallel reduces it. torch's newer hooks come too late: a post-accumulate-grad hook
+    sees the sum of the micro-batches, DDP's communication hook what no_sync() has summed up. The hook only
+    keeps a reference: the squares are taken of many gradients at once, at the end of the pass or before.
 
-    Args:
-        groups: the parameters of each group.
-        settings: AdaScale's.
-        given_up: called with a sample's ``finite`` where its step was never asked for.
+    One call of ``backward()`` that reaches a parameter is one pass. Nothing is committed at the end of a
+    step's last pass: GradScaler may still withhold the step.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Sequence[Tensor]],
-        settings: GainSettings,
-        given_up: Callable[[Tensor], None],
-    ) -> None:
-        self.settings, self._given_up = settings, given_up
-        # On the CPU until the first sample, then where the gradients are: float64 [num_groups] each.
-        self.averages = Averages.empty(len(groups))
-        self._next_is_repeated = self._is_repeated = False
-        self._gradient: StepGradient = {}  # of the last step; only where a step has one gradient
-        self._sample: Sample | None = None
-        self.collector = GradientCollector(groups, settings.num_passes, self._take_mark, self._take_sample)
+    def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
+        self.settings = settings
+        self.averages: list[Averages] = []
+        self.skipped_steps = 0
+        # Across steps only: the last step's gradient, the coming one's, and whether a batch comes again.
+        self.gradient: Gradients = {}
+        self._next_gradient: Gradients = {}
+        self._marked = self._is_repeat = False
+        self._watched: dict[int, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+        self._readings: Tensor | None = None  # of all passes of a step: [1 or 2, num_groups]
+        self._coming: Coming | None = None
+        self.begin(groups)
 
-    @property
-    def sample(self) -> Sample | None:
-        """The coming step's sample, once all its backward passes are through."""
-        return self._sample if self.collector.complete else None
+    def begin(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """Begin a step: forget the passes so far, and watch parameters that are new or have been unfrozen."""
+        self._forget()
+        for parameter in chain.from_iterable(groups):
+            if parameter.requires_grad and (key := id(parameter)) not in self._watched:
+                self._watched[key] = parameter
+                see = partial(self._see, parameter, key)
+                self._handles.append(parameter.register_hook(see))  # type: ignore[no-untyped-call]
+        self._groups = [
+            [parameter for parameter in group if id(parameter) in self._watched] for group in groups
+        ]
+        self.averages = [*self.averages, *[Averages()] * (len(groups) - len(self.averages))]
 
-    @property
-    def current_averages(self) -> Averages:
-        """The averages, the coming step's sample included where there is one."""
-        return self.averages if self.sample is None else self.sample.averages
-
-    def gains(self) -> Tensor:
-        """Return the gain of each group, then the pooled one: float64 [num_groups + 1]."""
-        variance, square = (
-            torch.cat([average, self.pooled(average).reshape(1)])  # [num_groups + 1]
-            for average in (self.current_averages.variance, self.current_averages.square)
-        )
-        return gain_ratio(variance, square, self.settings.scale)
-
-    def pooled(self, average: Tensor) -> Tensor:
-        """The sum of an average [num_groups] over the groups that are trained; a frozen one's is kept."""
-        trained = self._trained
-        if all(trained) or not any(trained):
-            return average.sum()
-        return torch.stack(
-            [one for one, is_trained in zip(average, trained, strict=True) if is_trained]
-        ).sum()
-
-    @property
-    def _trained(self) -> list[bool]:
-        """Whether a step trains any parameter of each group."""
-        return [any(parameter.requires_grad for parameter in group) for group in self.collector.groups]
-
-    def rate_factors(self) -> Tensor:
-        """Return what each group's learning rate is multiplied by under the rule: float64 [num_groups]."""
-        gains = self.gains()[:-1]
-        return gains ** {"gain": 1.0, "sqrt_gain": 0.5, "measure": 0.0}[self.settings.rule]
-
-    def commit(self, sample: Sample, keep_gradient: bool) -> None:
-        """Take in ``sample``, whose step was taken (or skipped: then it left the averages alone)."""
-        self.averages, self._sample = sample.averages, None
-        if keep_gradient:
-            self._gradient = sample.gradient
+    def commit(self) -> None:
+        """Take in the sample of a step that was taken."""
+        self.averages = self.coming.averages
+        self.gradient = self._next_gradient
 
     def mark_repeated_batch(self) -> None:
         """Take no sample across steps from the backward pass that comes next."""
-        self._next_is_repeated = True
+        self._marked = True
 
-    def begin(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        """Begin a step: forget passes, and watch parameters that are new or have been unfrozen.
+    def unhook(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._watched.clear()
 
-        A group that is new, if only to the wrapped optimizer, has averages of its own.
-        """
-        self._give_up()
-        self.averages = self.averages.with_groups(len(groups))
-        self.collector.hook(groups)
+    @property
+    def complete(self) -> bool:
+        """Whether all backward passes of a step have been seen."""
+        return self._readings is not None
 
-    def _give_up(self) -> None:
-        # GradScaler withholds a step whose gradients overflowed: that one shows here alone.
-        if self._sample is not None:
-            self._given_up(self._sample.finite)
-        self._sample = None
-
-    def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
-        """Return averages and, in the order of ``parameters``, the last gradient: tensors, plain numbers."""
-        return {
-            **self.averages._asdict(),
-            "scale": self.settings.scale,  # of the gradient
-            "debias_ewma": self.settings.debias_ewma,
-            "gradient": [self._gradient.get(parameter) for parameter in parameters] if self._gradient else [],
-        }
-
-    def read(self, state: Mapping[str, Any] | None, parameters: Sequence[Tensor]) -> Saved:
-        """What ``restore`` continues from, out of a sound ``state_dict()``, or of nothing; changes nothing.
-
-        Raises:
-            ValueError: of another number of groups or parameters, or averaged in the other way.
-        """
-        num_groups, debias_ewma = len(self.averages.weight), self.settings.debias_ewma
-        if state is None:
-            return Averages.empty(num_groups), {}
-        averages = Averages(*(state[name].to("cpu", torch.float64) for name in Averages._fields))
-        if len(averages.weight) != num_groups:
-            raise ValueError(
-                f"AdaScale: the checkpoint has statistics of {len(averages.weight)} parameter group(s), the "
-                f"optimizer has {num_groups}; build the same groups before loading"
+    def refuse_between_passes(self, what: str) -> None:
+        """Raise RuntimeError if a step's backward passes have begun and are not complete."""
+        if self._passes and not self.complete:
+            count = self.settings.num_passes
+            raise RuntimeError(
+                f"AdaScale: {what} after {self._passes} of num_gradients_to_accumulate={count} backward "
+                f"passes; make {count} for each step(), and call it after step() or zero_grad()"
             )
-        if state["debias_ewma"] not in (debias_ewma, None):
-            raise ValueError(
-                f"AdaScale: the checkpoint was averaged with debias_ewma={state['debias_ewma']}, the "
-                f"optimizer has debias_ewma={debias_ewma}; use the checkpoint's"
-            )
-        scale = state.get("scale", self.settings.scale)
-        # The noise of another S is in the gradient, but not in the averages.
-        as_large = isinstance(scale, float | int) and scale == self.settings.scale
-        gradient = (state["gradient"] if as_large else []) or [None] * len(parameters)
-        if [None if copy is None else copy.shape for copy in gradient] != [
-            None if copy is None else parameter.shape
-            for parameter, copy in zip(parameters, gradient, strict=False)
-        ]:
-            raise ValueError(
-                "AdaScale: the checkpoint has the gradient of another model; load it into its own"
-            )
-        return averages, {
-            parameter: copy.to(parameter.device)
-            for parameter, copy in zip(parameters, gradient, strict=True)
-            if copy is not None
-        }
 
-    def restore(self, saved: Saved) -> None:
-        """Continue from what ``read`` gave."""
-        self._sample = None
-        self.averages, self._gradient = saved
+    @property
+    def coming(self) -> Coming:
+        """What is known before ``step()``; waits for the device, once a step."""
+        if self._readings is None:
+            return Coming(self.averages, True)
+        if self._coming is None:
+            readings = self._readings.tolist()
+            finite = all(map(math.isfinite, (number for row in readings for number in row)))
+            self._coming = Coming(self._with_sample(readings) if finite else self.averages, finite)
+        return self._coming
 
-    def _take_mark(self) -> None:
-        self._give_up()
-        # The mark is of the step that begins here, and gone with it, whether or not it is taken.
-        self._is_repeated, self._next_is_repeated = self._next_is_repeated, False
+    def gains(self) -> list[float]:
+        """Return the gain of each group, then the pooled one."""
+        estimates = [*self.coming.averages, self.pooled()]
+        return [gain_ratio(one.variance, one.square, self.settings.scale) for one in estimates]
+
+    def pooled(self) -> Averages:
+        """The sums of the averages over the groups that are trained; over all, where none is."""
+        averages = self.coming.averages
+        pairs = zip(averages, self._trained, strict=True)
+        counted = [one for one, is_trained in pairs if is_trained] or averages
+        return Averages(sum(one.variance for one in counted), sum(one.square for one in counted))
+
+    @property
+    def _trained(self) -> list[bool]:
+        return [any(parameter.requires_grad for parameter in group) for group in self._groups]
+
+    def _forget(self) -> None:
+        self.skipped_steps += not self.coming.finite
+        self._passes, self._in_pass = 0, False
+        self._begin_gradients()
+        self._sums: Tensor | None = None  # float64 [num_groups], of the passes so far
+        self._readings, self._coming = None, None
+
+    def _begin_gradients(self) -> None:
+        # Of one pass: the parameters reached, those whose gradient .grad holds, and the other gradients.
+        self._seen: set[int] = set()
+        self._in_grad: list[Tensor] = []
+        self._held: Gradients = {}
+        self._held_bytes = 0
+
+    def _see(self, parameter: Tensor, key: int, gradient: Tensor) -> None:
+        if not self._in_pass or key in self._seen:  # again: within a reentrant checkpoint
+            self._begin_pass()
+        self._seen.add(key)
+        # Where .grad is None it becomes this very tensor: it can be read there at the end of the pass, and
+        # keeping it here would make autograd copy it. It is kept if .grad may change before: DDP reduces it,
+        # a hook after accumulation may do anything.
+        is_local = self.settings.num_ranks == 1
+        if parameter.grad is None and is_local and not parameter._post_accumulate_grad_hooks:
+            self._in_grad.append(parameter)
+            return
+        self._held[key] = gradient
+        self._held_bytes += gradient.numel() * gradient.itemsize
+        if self._held_bytes > _MOST_HELD:
+            self._add_squares()
 
     @torch.no_grad()
-    def _take_sample(self) -> None:
+    def _add_squares(self) -> None:
+        squares = self._squares(self._by_group(self._held))
+        self._sums = squares if self._sums is None else self._sums + squares
+        self._held, self._held_bytes = {}, 0
+
+    def _by_group(self, gradients: Gradients) -> list[list[Tensor]]:
+        return [[gradients[key] for one in group if (key := id(one)) in gradients] for group in self._groups]
+
+    def _squares(self, gradients: list[list[Tensor]]) -> Tensor:
+        if not any(gradients):
+            some = next(iter(self._watched.values()))
+            gradients = [[torch.zeros(0, device=some.device)], *gradients[1:]]
+        return squares_by_group(gradients)
+
+    def _begin_pass(self) -> None:
+        count = self.settings.num_passes
+        if self._passes == count:
+            # Right after a step that was given up (GradScaler skips on overflow) .grad is gone and a new step
+            # begins; otherwise the gradients of two steps are being mixed.
+            self._forget()
+            if any(parameter.grad is not None for parameter in self._watched.values()):
+                raise RuntimeError(
+                    f"AdaScale: backward pass {count + 1} of a step that has num_gradients_to_accumulate="
+                    f"{count}. Call step() or optimizer.zero_grad() after {count}, add up losses that are of "
+                    "one pass before backward(), or make AdaScale with as many as there are. (Activation "
+                    "checkpoints need use_reentrant=False.)"
+                )
+        if self._passes == 0:
+            self._is_repeat, self._marked = self._marked, False
+        self._passes += 1
+        self._in_pass = True
+        _call_after_backward(self._end_pass)
+
+    def _end_pass(self) -> None:
+        self._in_pass = False
+        for parameter in self._in_grad:
+            if (gradient := parameter.grad) is not None:  # torch.autograd.grad leaves none
+                self._held[id(parameter)] = gradient
+        self._add_squares()
+        self._begin_gradients()
+        if self._passes == self.settings.num_passes:
+            # Callbacks run in the order they were queued; DDP queued its own (which waits for the reduction)
+            # during the pass, so this one runs after it.
+            _call_after_backward(self._measure)
+
+    @torch.no_grad()
+    def _measure(self) -> None:
         # At the end of the last backward pass: after DDP's reduction, before .grad can be touched.
-        sums = self.collector.sums_of_squares()  # float64 [num_groups], of this rank
-        if self.settings.world_size > 1:
-            # A copy: reentrant checkpoints come here within a pass, and the collector adds to its own then.
-            sums = sums.clone()
+        settings, sums = self.settings, self._sums
+        assert sums is not None
+        if settings.num_ranks > 1:
             dist.all_reduce(sums)
-        averages = self.averages.to(sums.device)
-        across = self._across_gradients if self.settings.num_gradients > 1 else self._across_steps
-        self._sample = across(averages, sums)
-
-    def _across_gradients(self, averages: Averages, sums: Tensor) -> Sample:
-        settings = self.settings
-        squares = self.collector.squares_of_accumulated()  # float64 [num_groups], the same on all ranks
-        # If losses are divided by c, a pass brings g_i / c and .grad is G; else g_i, and .grad is c G.
-        divided = settings.num_passes if settings.is_scaled_loss else 1
-        summed = 1 if settings.is_scaled_loss else settings.num_passes
-        loss_scale = self._loss_scale(sums)
-        estimate = estimate_across_gradients(
-            sums * (divided / loss_scale) ** 2,
-            squares / (summed * loss_scale) ** 2,
-            settings.num_gradients,
-            settings.scale,
-        )
-        # Made on the device, so nothing waits.
-        has_sample = torch.stack([torch.full_like(sums[0], is_trained) for is_trained in self._trained]) > 0
-        averages = updated(averages, estimate, settings.smoothing, settings.debias_ewma, has_sample)
-        return Sample(averages, {}, torch.isfinite(sums + squares).all())
-
-    def _across_steps(self, averages: Averages, sums: Tensor) -> Sample:
-        finite = torch.isfinite(sums).all()
-        if self._is_repeated:
-            return Sample(averages, self._gradient, finite)
-        groups = self.collector.groups
-        gradient = step_gradient(groups, 1 / self._loss_scale(sums))
-        if self._gradient:
-            estimate, has_sample = estimate_between_steps(
-                self._gradient, gradient, groups, self.settings.scale
+        loss_scale: Any = 1.0
+        if settings.grad_scaler:
+            # scale(1) is GradScaler's public way to its scale, a float32, that does not wait for the device.
+            loss_scale = settings.grad_scaler.scale(torch.ones((), device=sums.device)).to(sums.dtype)
+        if settings.num_gradients > 1:
+            # If losses are divided by c, a pass brings g_i / c and .grad is G; else g_i, and .grad is c G.
+            divided, summed = (
+                (settings.num_passes, 1) if settings.is_scaled_loss else (1, settings.num_passes)
             )
-            # A gradient that is not finite may be of a parameter that the sample leaves out.
-            settings, has_sample = self.settings, has_sample & finite
-            averages = updated(averages, estimate, settings.smoothing, settings.debias_ewma, has_sample)
-        return Sample(averages, gradient, finite)
+            mean = [[grad for one in group if (grad := one.grad) is not None] for group in self._groups]
+            squares = self._squares(mean) / (summed * loss_scale) ** 2
+            self._readings = torch.stack([sums * (divided / loss_scale) ** 2, squares])
+            return
+        self._readings, self._next_gradient = sums[None], self.gradient
+        if self._is_repeat:
+            return
+        trained = {key: one for key, one in self._watched.items() if one.requires_grad}
+        now = torch._foreach_mul([_widened(one) for one in trained.values()], 1 / loss_scale)
+        self._next_gradient = dict(zip(trained, now, strict=True))
+        # Where a parameter was added, frozen or unfrozen, its missing gradient is not zero but unknown.
+        if self.gradient.keys() == self._next_gradient.keys():
+            change = torch._foreach_sub(now, [self.gradient[key] for key in trained])
+            between = dict(zip(trained, change, strict=True))
+            before, after, difference = (
+                self._squares(self._by_group(one)) for one in (self.gradient, self._next_gradient, between)
+            )
+            # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>: no kernel multiplies lists of tensors and adds up.
+            self._readings = torch.stack([difference, (before + after - difference) / 2])
 
-    def _loss_scale(self, like: Tensor) -> Tensor:
-        one = torch.ones((), device=like.device)  # float32, as GradScaler's scale is
-        # scale(1) is GradScaler's public way to its scale that does not wait for the device.
-        scaler = self.settings.grad_scaler
-        return (one if scaler is None else scaler.scale(one)).to(like.dtype)
+    def _with_sample(self, readings: list[list[float]]) -> list[Averages]:
+        settings = self.settings
+        if len(readings) == 1:
+            return self.averages
+        return [
+            averages.updated(self._sample(*numbers), settings.smoothing, settings.debias_ewma)
+            if trained
+            else averages
+            for averages, trained, *numbers in zip(self.averages, self._trained, *readings, strict=True)
+        ]
+
+    def _sample(self, one: float, other: float) -> Estimate:
+        settings = self.settings
+        if settings.num_gradients > 1:
+            return estimate_across_gradients(one, other, settings.num_gradients, settings.scale)
+        return estimate_across_steps(one, other, settings.scale)
+
+    def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """Averages and, in the order of ``parameters``, the last gradient: tensors and plain numbers."""
+        return {
+            **{
+                name: torch.tensor([getattr(one, name) for one in self.averages], dtype=torch.float64)
+                for name in Averages._fields
+            },
+            "scale": self.settings.scale,
+            "gradient": [self.gradient.get(id(one)) for one in parameters] if self.gradient else [],
+            "skipped_steps": self.skipped_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], parameters: Sequence[Tensor]) -> None:
+        """Continue from ``state_dict()``."""
+        columns = [state[name].tolist() for name in Averages._fields]
+        self.averages = [Averages(*numbers) for numbers in zip(*columns, strict=True)]
+        # The noise of another scale is in the gradient, but not in the averages.
+        gradients = state["gradient"] if state["scale"] == self.settings.scale else []
+        self.gradient = {
+            id(parameter): gradient.to(parameter.device)
+            for parameter, gradient in zip(parameters, gradients, strict=False)
+            if gradient is not None
+        }
+        self.skipped_steps = state["skipped_steps"]
+
+
+def _widened(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:  # the step did not reach it: zero
+        gradient = torch.zeros_like(parameter)
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense if dense.dtype == torch.float64 else dense.float()
+
+
+def _call_after_backward(callback: Any) -> None:
+    # torch's own FSDP and DDP use the same door; there is no public one.
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,19 +1,22 @@
 """AdaScale around a torch optimizer."""
 
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
-from adaecho.adascale import checks, saved_state
-from adaecho.adascale.gradient_statistics import GainSettings, GradientStatistics, Sample
-from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
-from adaecho.adascale.update import step_on_device, step_on_host, steps_on_device
+from adaecho.adascale.estimators import Averages
+from adaecho.adascale.gradient_statistics import GradientStatistics, Settings
+
+_EXPONENTS = {"gain": 1.0, "sqrt_gain": 0.5, "measure": 0.0}  # of the gain in the rate
+RULES = tuple(_EXPONENTS)
 
 
 class AdaScale(Optimizer):
@@ -40,15 +43,14 @@ class AdaScale(Optimizer):
       NeurIPS 2022, which also scales betas and epsilon; here they stay). AdaptDL measures the gain on
       gradients divided by Adam's sqrt(v) + epsilon; here it is of the gradients as they are. A heuristic,
       without AdaScale's guarantee.
-    * ``measure``: lr as it is; gain, tau and ``gradient_noise_scale`` are readings. For any optimizer but
-      LBFGS.
+    * ``measure``: lr as it is; gain, tau and ``gradient_noise_scale`` are readings, of any optimizer.
 
     Statistics are of the gradients as backward leaves them (after DistributedDataParallel's
     averaging), so clipping and unscaling before ``step()`` leave the gain alone. They are kept per parameter
     group: each group's learning rate is multiplied by its own gain; tau counts the pooled one.
 
-    ``step()`` reads one small tensor back from the device. With ``SGD(fused=True)``, no dampening and the
-    learning rate a tensor on the device it reads nothing: the gain, the decision to skip and tau stay there.
+    ``step()`` reads one small tensor back from the device. Within a backward pass up to 64 MiB of gradients
+    are kept longer than autograd would. Activation checkpoints need ``use_reentrant=False``.
 
     Args:
         optimizer: the optimizer to drive; torch's ``ZeroRedundancyOptimizer`` too.
@@ -85,19 +87,35 @@ class AdaScale(Optimizer):
         grad_scaler: torch.amp.GradScaler | None = None,
         rule: str = "gain",
     ) -> None:
-        if isinstance(optimizer, AdaScale):
-            raise ValueError(
-                "AdaScale: the optimizer is an AdaScale already, and its gain would count twice; wrap the SGD"
-            )
         # Optimizer.__init__ is left out: groups, state and step hooks are the wrapped optimizer's own.
-        checks.check_optimizer(optimizer, rule)
-        self._optimizer = optimizer
+        _check_optimizer(optimizer, rule)
+        self._optimizer, self._exponent = optimizer, _EXPONENTS[rule]
         self._all_ranks = world_size is None
-        numbers = checks.checked_numbers(world_size, scale, smoothing, num_gradients_to_accumulate)
-        self._settings = GainSettings(*numbers, is_scaled_loss, debias_ewma, grad_scaler, rule)
-        checks.check_parameters(self._parameters())
-        self._progress = ScaleInvariantSteps()
-        self._statistics = GradientStatistics(self._groups(), self._settings, self._progress.give_up)
+        ranks = _num_ranks() if world_size is None else world_size
+        num_gradients = ranks * num_gradients_to_accumulate
+        if num_gradients_to_accumulate < 1:
+            raise ValueError(
+                f"AdaScale: num_gradients_to_accumulate={num_gradients_to_accumulate}: must be >= 1"
+            )
+        if scale is None and num_gradients == 1:
+            raise ValueError(
+                "AdaScale: one process without gradient accumulation has one gradient a step. Give "
+                "num_gradients_to_accumulate >= 2, or scale= (how many base batches the gradient averages "
+                "over; the variance is then taken across steps)"
+            )
+        scale = float(num_gradients if scale is None else scale)
+        if smoothing is None:
+            # Appendix B.3, with one gradient for each base batch: an average spans 1000 base batches.
+            smoothing = max(1 - (num_gradients if num_gradients > 1 else scale) / 1000, 0.0)
+        if not (scale >= 1 and 0 <= smoothing < 1):
+            raise ValueError(
+                f"AdaScale: scale={scale}, smoothing={smoothing}: must be >= 1, and at least 0 and below 1"
+            )
+        self._settings = Settings(
+            ranks, num_gradients_to_accumulate, scale, smoothing, is_scaled_loss, debias_ewma, grad_scaler
+        )
+        self._statistics = GradientStatistics(self._groups(), self._settings)
+        self._tau, self._schedule_steps = 0.0, 0
 
     # Looked up each time: load_state_dict makes new group dicts, and schedulers must find those.
 
@@ -114,14 +132,10 @@ class AdaScale(Optimizer):
     def __getattr__(self, name: str) -> Any:
         if name == "_optimizer":  # not constructed yet
             raise AttributeError(name)
-        try:
-            return getattr(self._optimizer, name)
-        except AttributeError as error:
-            wrapped = type(self._optimizer).__name__
-            message = f"neither {type(self).__name__} nor the {wrapped} in it has an attribute {name!r}"
-            if name in checks.OF_FAIRSCALE:
-                message += f": {checks.OF_FAIRSCALE[name]}"
-            raise AttributeError(message, name=name, obj=self) from error
+        return getattr(self._optimizer, name)
+
+    # GradScaler asks a fused optimizer to skip by itself; here the step is skipped before.
+    _step_supports_amp_scaling = False
 
     # Gain and progress
 
@@ -140,17 +154,18 @@ class AdaScale(Optimizer):
 
         Between the last backward pass and ``step()`` it includes the coming step. 1 before the first one.
         """
-        return float(self._statistics.gains()[-1 if pg_idx is None else pg_idx])
+        return self._statistics.gains()[-1 if pg_idx is None else pg_idx]
 
     def grad_var_avg(self, pg_idx: int | None = None) -> float:
         """Averaged sigma^2, the summed variance of one base-batch gradient's elements; waits."""
-        variance = self._statistics.current_averages.variance
-        return float(self._statistics.pooled(variance) if pg_idx is None else variance[pg_idx])
+        return self._average(pg_idx).variance
 
     def grad_sqr_avg(self, pg_idx: int | None = None) -> float:
         """Averaged mu^2, the squared norm of the expected gradient; waits."""
-        square = self._statistics.current_averages.square
-        return float(self._statistics.pooled(square) if pg_idx is None else square[pg_idx])
+        return self._average(pg_idx).square
+
+    def _average(self, pg_idx: int | None) -> Averages:
+        return self._statistics.pooled() if pg_idx is None else self._statistics.coming.averages[pg_idx]
 
     def gradient_noise_scale(self, pg_idx: int | None = None) -> float:
         """sigma^2 / mu^2 in base batches, >= 0; waits for the device.
@@ -168,29 +183,29 @@ class AdaScale(Optimizer):
 
     @property
     def scale_invariant_steps(self) -> float:
-        """tau: how many steps of the base schedule the steps so far amount to; never waits.
+        """tau: how many steps of the base schedule the steps so far amount to.
 
-        Where ``step()`` stays on a CUDA device, it is tau of one step earlier, always. Assign to it to go on
-        with a count kept elsewhere.
+        Assign to it to go on with a count kept elsewhere.
         """
-        return self._progress.reported
+        return self._tau
 
     @scale_invariant_steps.setter
     def scale_invariant_steps(self, tau: float) -> None:
-        self._progress.set_tau(tau)
+        self._tau, self._schedule_steps = tau, math.floor(tau)
 
     @property
     def skipped_steps(self) -> int:
-        """Steps not taken because a gradient was not finite; waits."""
-        return self._progress.skipped_steps
+        """Steps not taken because a gradient was not finite."""
+        return self._statistics.skipped_steps
 
     def schedule_increment(self) -> int:
         """Whole steps of the base schedule completed since the last call, for integer schedulers."""
-        return self._progress.schedule_increment()
+        before, self._schedule_steps = self._schedule_steps, math.floor(self._tau)
+        return self._schedule_steps - before
 
     def done(self, total_steps: float) -> bool:
-        """Whether tau >= ``total_steps``, the base schedule's number of steps (Algorithm 2); waits."""
-        return self._progress.tau >= total_steps
+        """Whether tau >= ``total_steps``, the base schedule's number of steps (Algorithm 2)."""
+        return self._tau >= total_steps
 
     def mark_repeated_batch(self) -> None:
         """Say, before backward, that the coming step repeats an earlier batch (batch echoing).
@@ -209,32 +224,55 @@ class AdaScale(Optimizer):
         Not taken, on any rank, if a gradient was not finite; averages and tau then stay as they were.
 
         Raises:
-            RuntimeError: not ``num_gradients_to_accumulate`` backward passes since the last step, or
-                ``torch.distributed`` has other ranks than when this was made.
+            RuntimeError: there are gradients of fewer than ``num_gradients_to_accumulate`` backward passes,
+                or ``torch.distributed`` has other ranks than when this was made.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        sample = self._statistics.sample
-        if sample is None:
-            self._statistics.collector.refuse_between_passes("step()")
-            checks.refuse_unseen_gradients(self._parameters())
-            self._optimizer.step()
-        else:
-            if self._all_ranks:
-                checks.check_ranks(self._settings.world_size)
-            self._take_step(sample)
-            self._statistics.begin(self._groups())
+        statistics = self._statistics
+        if not statistics.complete:
+            statistics.refuse_between_passes("step()")
+            if any(parameter.grad is not None for parameter in self._parameters()):
+                raise RuntimeError(
+                    "AdaScale: step() with gradients that no backward pass brought (set by hand, or after "
+                    "unhook()), so their gain is unknown; step the wrapped optimizer instead"
+                )
+        elif self._all_ranks and _num_ranks() != self._settings.num_ranks:
+            raise RuntimeError(
+                f"AdaScale: made where torch.distributed had {self._settings.num_ranks} rank(s), and now "
+                f"there are {_num_ranks()}; make it after init_process_group, Accelerator() or "
+                "fabric.launch(), or give world_size=1 where each rank trains a model of its own"
+            )
+        elif statistics.coming.finite:
+            *gains, pooled = statistics.gains()
+            with self._learning_rates_times([gain**self._exponent for gain in gains]):
+                self._optimizer.step()
+            self._tau += pooled
+            statistics.commit()
+        statistics.begin(self._groups())
         return loss
+
+    @contextmanager
+    def _learning_rates_times(self, factors: list[float]) -> Iterator[None]:
+        # The very same objects are put back: a schedule may hold a rate that is a tensor and write into it.
+        base = [group["lr"] for group in self.param_groups]
+        try:
+            for group, lr, factor in zip(self.param_groups, base, factors, strict=True):
+                group["lr"] = lr * factor
+            yield
+        finally:
+            for group, lr in zip(self.param_groups, base, strict=True):
+                group["lr"] = lr
 
     def scale_grad_by_num_grads_to_accum(self) -> None:
         """Divide ``.grad`` by the passes per step: before ``step()``, with ``is_scaled_loss=False`` only."""
         if self._settings.is_scaled_loss:
             raise RuntimeError("AdaScale: is_scaled_loss=True says that the losses were divided already")
-        gradients = [p.grad for p in self._parameters() if p.grad is not None]
-        if gradients:
-            torch._foreach_div_(gradients, float(self._settings.num_passes))
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self._settings.num_passes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, and forget the backward passes since the last step."""
@@ -243,14 +281,13 @@ class AdaScale(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, between steps; its averages start with its first sample."""
-        self._statistics.collector.refuse_between_passes("add_param_group()")
+        self._statistics.refuse_between_passes("add_param_group()")
         self._optimizer.add_param_group(param_group)
-        checks.check_parameters(self._parameters())
         self._statistics.begin(self._groups())
 
     def unhook(self) -> None:
         """Take the hooks off the parameters for good, so that nothing here keeps them alive."""
-        self._statistics.collector.unhook()
+        self._statistics.unhook()
 
     def __del__(self) -> None:
         if "_statistics" in self.__dict__:
@@ -259,69 +296,68 @@ class AdaScale(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state and, under "adascale", tensors and plain numbers of our own.
 
-        ``torch.load(weights_only=True)`` reads it. It holds no settings: construct the optimizer as before.
+        ``torch.load(weights_only=True)`` reads it. It holds no settings: construct the optimizer as before,
+        but for ``scale`` and ``num_gradients_to_accumulate``, which may be others over the same base batch.
         Within gradient accumulation it is refused (RuntimeError).
         """
-        self._statistics.collector.refuse_between_passes("state_dict()")
+        self._statistics.refuse_between_passes("state_dict()")
         own = self._statistics.state_dict(self._parameters())
-        return {
-            **self._optimizer.state_dict(),
-            saved_state.KEY: {**own, "progress": self._progress.state_dict()},
-        }
+        progress = {"scale_invariant_steps": self._tau, "schedule_steps": self._schedule_steps}
+        return {**self._optimizer.state_dict(), "adascale": own | progress}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint of AdaScale, of FairScale's, or of the bare optimizer (averages anew).
-
-        Schedulers stay connected. A FairScale checkpoint holds numpy arrays, so ``torch.load`` needs
-        ``weights_only=False`` for it, and no tau: assign ``scale_invariant_steps``.
+        """Continue from a checkpoint of AdaScale, or of the bare optimizer (averages anew); schedulers too.
 
         Raises:
-            ValueError: the checkpoint is incomplete or damaged, or its groups or kind of averaging differ.
-                Nothing has changed then.
+            ValueError: the optimizer's groups are others. Nothing has changed then.
         """
-        self._statistics.collector.refuse_between_passes("load_state_dict()")
-        optimizer_state, own = saved_state.split(state_dict)
-        read = self._statistics.read(own, self._parameters())
-        progress = ScaleInvariantSteps().state_dict() if own is None else own["progress"]
-        ScaleInvariantSteps().load_state_dict(progress)  # refuses what can't be
-        as_constructed = saved_state.as_constructed(optimizer_state, self.param_groups)
-        self._optimizer.load_state_dict(as_constructed)  # the last that may
-        self._statistics.restore(read)
-        self._progress.load_state_dict(progress)
-        self._statistics.begin(self._groups())
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("AdaScale: its hooks are on live parameters, so no copy or pickle; use state_dict()")
+        self._statistics.refuse_between_passes("load_state_dict()")
+        own = state_dict.get("adascale")
+        self._optimizer.load_state_dict({key: of for key, of in state_dict.items() if key != "adascale"})
+        self._statistics.unhook()
+        self._statistics = GradientStatistics(self._groups(), self._settings)
+        self._tau, self._schedule_steps = 0.0, 0
+        if own is not None:
+            self._statistics.load_state_dict(own, self._parameters())
+            self._tau, self._schedule_steps = own["scale_invariant_steps"], own["schedule_steps"]
 
     def _groups(self) -> list[list[Tensor]]:
         return [group["params"] for group in self.param_groups]
 
     def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self._groups() for parameter in group]
+        return list(chain.from_iterable(self._groups()))
 
-    def _take_step(self, sample: Sample) -> None:
-        gain, factors = self._statistics.gains()[-1], self._statistics.rate_factors()
-        on_device = self._step_supports_amp_scaling
-        if on_device:
-            amp = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
-            step_on_device(self._optimizer, factors.unbind(), sample.finite, *amp)
-            taken = sample.finite
-        else:
-            gain, taken = step_on_host(self._optimizer, factors, gain, sample.finite)
-        self._progress.advance(gain, taken)
-        self._statistics.commit(sample, keep_gradient=on_device or bool(taken))
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        # GradScaler asks: it hands a step that stays on the device its verdict, instead of reading it.
-        return steps_on_device(self._optimizer, self._statistics.collector.device)
+def _num_ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _check_optimizer(optimizer: Optimizer, rule: str) -> None:
+    if rule not in RULES:
+        raise ValueError(f"AdaScale: rule={rule!r}: must be one of {', '.join(RULES)}")
+    # FSDP marks its flat parameters and those it shards; FSDP2 and tensor parallelism use DTensor.
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(hasattr(one, "_local_tensor") or getattr(one, "_fsdp_flattened", False) for one in parameters):
+        raise ValueError(
+            "AdaScale: a parameter is sharded (FSDP, FSDP2 or DTensor), so no rank sees the gradient of one "
+            "micro-batch whose norm the gain needs. Use DistributedDataParallel, with "
+            "torch.distributed.optim.ZeroRedundancyOptimizer to shard the optimizer's state"
+        )
+    made_for: Any = {"gain": SGD, "sqrt_gain": (Adam, AdamW)}
+    stepping = getattr(optimizer, "optim", optimizer)  # that of a ZeroRedundancyOptimizer
+    of_torch = type(stepping).__module__.startswith("torch.optim.")
+    if rule != "measure" and of_torch and not isinstance(stepping, made_for[rule]):
+        raise ValueError(
+            f'AdaScale: rule="{rule}" is not made for {type(stepping).__name__}: "gain" is for SGD, '
+            '"sqrt_gain" for Adam and AdamW; "measure" reads the gain and leaves the rate alone'
+        )
 
 
 class AdaScaleWrapper(AdaScale):
     """``AdaScale(optim_cls(params, **additional_optim_args))``, for code that builds optimizers from classes.
 
     Not to be handed to an optimizer that shards parameters over ranks, where each rank would have the gain of
-    its own parameters: ``ZeroRedundancyOptimizer(params, AdaScaleWrapper)`` is refused. Wrap that one.
+    its own parameters: write ``AdaScale(ZeroRedundancyOptimizer(params, torch.optim.SGD, ...))``.
 
     Args:
         params: parameters or groups, for ``optim_cls``.
@@ -335,9 +371,6 @@ class AdaScaleWrapper(AdaScale):
         grad_scaler: the GradScaler in use.
         rule: what the gain does to the rate.
         **additional_optim_args: the optimizer's own arguments.
-
-    Raises:
-        ValueError: as of ``AdaScale``, or constructed by a ZeroRedundancyOptimizer.
     """
 
     def __init__(
@@ -355,20 +388,5 @@ class AdaScaleWrapper(AdaScale):
         rule: str = "gain",
         **additional_optim_args: Any,
     ) -> None:
-        # Nothing but who calls tells that these are one rank's share of the parameters.
-        if type(sys._getframe(1).f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
-            raise ValueError(
-                "AdaScaleWrapper: inside a ZeroRedundancyOptimizer each rank has the gain of its own share "
-                "of the parameters; write AdaScale(ZeroRedundancyOptimizer(params, torch.optim.SGD, ...))"
-            )
-        super().__init__(
-            optim_cls(params, **additional_optim_args),
-            world_size=world_size,
-            scale=scale,
-            smoothing=smoothing,
-            num_gradients_to_accumulate=num_gradients_to_accumulate,
-            is_scaled_loss=is_scaled_loss,
-            debias_ewma=debias_ewma,
-            grad_scaler=grad_scaler,
-            rule=rule,
-        )
+        of_ours = world_size, scale, smoothing, num_gradients_to_accumulate, is_scaled_loss, debias_ewma
+        super().__init__(optim_cls(params, **additional_optim_args), *of_ours, grad_scaler, rule)

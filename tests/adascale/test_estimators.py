@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from adaecho.adascale.estimators import Averages, Estimate, estimate_across_gradients, gain_ratio, updated
-from adaecho.adascale.squares import sum_of_squares
+from adaecho.adascale.estimators import estimate_across_gradients, gain_ratio, squares_by_group
+
+
+def sum_of_squares(tensors):
+    return squares_by_group([tensors])[0]
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,14 @@ def test_half_precision_does_not_overflow():
     assert sum_of_squares([large]).item() == pytest.approx(10 * float(large[0]) ** 2)
 
 
+def test_tensors_of_several_types_in_groups_one_of_them_empty():
+    one, other = torch.randn(7), torch.randn(30_000, dtype=torch.float64)
+    half, pair = torch.randn(5).bfloat16(), torch.randn(3, dtype=torch.complex64)
+    squares = squares_by_group([[one, half, other], [], [pair]])
+    expected = [sum(tensor.double().square().sum().item() for tensor in (one, half, other)), 0.0]
+    assert squares.tolist() == pytest.approx([*expected, pair.abs().double().square().sum().item()], rel=1e-6)
+
+
 def test_strided_and_sparse_gradients():
     image = torch.randn(4, 3, 5, 5)
     expected = image.double().square().sum().item()
@@ -38,12 +49,6 @@ def test_strided_and_sparse_gradients():
     assert sum_of_squares([sparse]).item() == pytest.approx(40_000)
 
 
-def test_one_bad_group_discards_the_whole_sample():
-    sample = torch.tensor([1.0, float("nan")], dtype=torch.float64)
-    found = updated(Averages.empty(2), Estimate(sample, sample), 0.9, True, torch.tensor([True, True]))
-    assert found.weight.tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize(("directions", "percent_low"), [(100, 3.5), (1000, 1.1)])
 def test_clipping_makes_the_gain_low_where_noise_dominates(directions, percent_low):
     """S = 2, sigma^2 / mu^2 = 300 spread evenly over so many directions: what the module states."""
@@ -54,8 +59,9 @@ def test_clipping_makes_the_gain_low_where_noise_dominates(directions, percent_l
         gradients = noise * (300 / directions) ** 0.5
         gradients[..., 0] += 1  # mu^2 = 1
         sums, mean = gradients.square().sum((1, 2)), gradients.mean(1).square().sum(1)
-        samples.append(torch.stack(estimate_across_gradients(sums, mean, 2, 2.0)))
-    variance, square = torch.cat(samples, dim=1).mean(1)
+        pairs = zip(sums.tolist(), mean.tolist(), strict=True)
+        samples += [estimate_across_gradients(*pair, 2, 2.0) for pair in pairs]
+    variance, square = (sum(of) / len(samples) for of in zip(*samples, strict=True))
     true = (300 + 1) / (300 / 2 + 1)
-    low = 100 * (1 - gain_ratio(variance, square, 2.0).item() / true)
+    low = 100 * (1 - gain_ratio(variance, square, 2.0) / true)
     assert low == pytest.approx(percent_low, abs=0.15)

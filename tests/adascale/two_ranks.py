@@ -9,10 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from adaecho import AdaScale
-from adaecho.adascale import AdaScaleWrapper
 from tests.adascale.helpers import backward, batches, layers, mlp, weights
 
 NUM_RANKS = 2
@@ -72,20 +70,6 @@ def zero_redundancy(rank, count, groups):
     return ddp(rank, count, model=model, sharded=sharded)
 
 
-class Checkpointed(nn.Module):
-    """Every layer recomputed in a backward pass within the backward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = mlp()
-
-    def forward(self, x):
-        x = x.clone().requires_grad_()
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=True)
-        return x
-
-
 class Branches(nn.Module):
     """A second layer that only rank 0 uses."""
 
@@ -127,10 +111,6 @@ def refusals():
         "fsdp2": fully_shard(mlp(), mesh=mesh),
     }
     refused = {name: partial(AdaScale, sgd(model.parameters())) for name, model in models.items()}
-    parameters = list(mlp().parameters())
-    overlapping = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=RATE, overlap_with_ddp=True)
-    refused["overlap"] = partial(AdaScale, overlapping)
-    refused["wrapper"] = partial(ZeroRedundancyOptimizer, parameters, AdaScaleWrapper, lr=RATE)
     messages = dict.fromkeys(refused, "")
     for name, build in refused.items():
         try:
@@ -167,8 +147,8 @@ def everything(rank):
         "no_sync_6": ddp(rank, 6),
         "static_graph": ddp(rank, 2, no_sync=False, static_graph=True),
         "bucket_view": ddp(rank, 4, gradient_as_bucket_view=True),
+        "bucket_view_6": ddp(rank, 6, no_sync=False, gradient_as_bucket_view=True),
         "not_divided_6": ddp(rank, 6, is_scaled_loss=False),
-        "reentrant_6": ddp(rank, 6, model=Checkpointed()),
         "zero_redundancy": zero_redundancy(rank, 2, nn.Module.parameters),
         "zero_redundancy_groups_6": zero_redundancy(rank, 6, two_groups),
         "branches": branches(rank),
