@@ -41,10 +41,10 @@ from benchmarks.peers.echo_jpegs import RATIO, SCALE, SIZE, write_images
 SHARDS, SHUFFLE_BUFFER = 8, 256
 WORKERS_OF_WEB_DATASET = 2
 SMALL, PHOTOGRAPHS = "PNG, 32x32", "JPEG, 500x375"
+STORE = Path(__file__).resolve().parents[1] / "scripts" / "slow_store.py"
 BATCH_SIZES = {SMALL: 128, PHOTOGRAPHS: 64}
 WORKERS = {SMALL: (1, 2), PHOTOGRAPHS: (2,)}
 NUMBERS = {SMALL: 16_000, PHOTOGRAPHS: 480}
-STORE = Path(__file__).resolve().parents[1] / "scripts" / "slow_store.py"
 Batches = Iterator[Any]
 Ours = tuple[int, int]  # number of workers, echoing factor
 
@@ -126,12 +126,12 @@ def _transform() -> Callable[[Any], Any]:
 
 
 def serve(folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
-    """A server of the folder without a limit, and its url."""
+    """A server of the folder, and its url."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = [folder, "--port", str(port), "--send-buffer-kilobytes", "4096"]
-    server = subprocess.Popen([sys.executable, STORE, *arguments])
+    command = [sys.executable, STORE, folder, "--port", str(port)]  # ranges, which http.server lacks
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

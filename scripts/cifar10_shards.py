@@ -15,7 +15,7 @@ import cv2
 from adaecho.datasets import cifar10
 from adaecho.datasets.split import Arrays, hold_out
 from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import DataError, told
+from adaecho.errors import told
 from adaecho.records.files import folder_errors
 from adaecho.tasks.cifar10 import decode
 
@@ -34,22 +34,18 @@ def write_shards(
     Raises:
         DataError: the data can't be read.
     """
-    stored = cifar10.find(data)
+    stored = cifar10.find(data, decode)
     train, validation = hold_out(
-        stored.read("train", decode, SkippedExamples(0)), validation_examples, seed=split_seed
+        stored.read("train", SkippedExamples(0)), validation_examples, seed=split_seed
     )
     into.mkdir(parents=True, exist_ok=True)
-    begins = range(0, len(train["label"]), shard_examples)
-    own = {*(f"train-{number:02}.tar" for number in range(len(begins))), "validation.tar", "test.tar"}
-    if others := sorted({file.name for file in into.glob("[!.]*.tar")} - own):
-        raise DataError(f"{into}: holds {others[0]}, which would be read with these; move it away")
     files = []
-    for number, begin in enumerate(begins):
+    for number, begin in enumerate(range(0, len(train["label"]), shard_examples)):
         part = {name: array[begin : begin + shard_examples] for name, array in train.items()}
         files.append(_write(into / f"train-{number:02}.tar", part, begin))
     files.append(_write(into / "validation.tar", validation))
     if stored.has_test:
-        files.append(_write(into / "test.tar", stored.read("test", decode, SkippedExamples(0))))
+        files.append(_write(into / "test.tar", stored.read("test", SkippedExamples(0))))
     return files
 
 
@@ -71,25 +67,16 @@ def _write(path: Path, examples: Arrays, first: int = 0) -> Path:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", help="folder with the hub's parquet files or the python batches, or a hub id")
     parser.add_argument("into", type=Path, help="folder for the shards (about 230 MB)")
     parser.add_argument("--shard-examples", type=int, default=5000, help="in each training shard (5000)")
     parser.add_argument("--validation-examples", type=int, default=5000, help="held out (5000)")
     parser.add_argument("--split-seed", type=int, default=0, help="of the permutation that holds them out")
-    options = parser.parse_args()
-    with told(), folder_errors(options.into):
-        files = write_shards(
-            options.data,
-            options.into,
-            shard_examples=options.shard_examples,
-            validation_examples=options.validation_examples,
-            split_seed=options.split_seed,
-        )
-    for file in files:
-        print(f"{file}: {file.stat().st_size:,} bytes")
+    options = vars(parser.parse_args())
+    with told(), folder_errors(options["into"]):
+        for file in write_shards(options.pop("data"), options.pop("into"), **options):
+            print(f"{file}: {file.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

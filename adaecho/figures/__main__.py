@@ -8,18 +8,11 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from adaecho.errors import DataError, say, told
-from adaecho.figures.committed import RowsAndCurves, is_name, read_commands, read_tables
-from adaecho.figures.report import html_report, markdown_report, section
+from adaecho.errors import say, told
+from adaecho.figures.committed import RowsAndCurves, read_commands, read_tables
+from adaecho.figures.report import markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.files import (
-    check_no_link,
-    folder_errors,
-    record_errors,
-    remove_leftovers,
-    write_text,
-)
-from adaecho.records.lock import alone
+from adaecho.records.files import folder_errors, write_text
 from adaecho.records.table import summarize
 
 Drawn = tuple[list[Path], list[str]]
@@ -27,48 +20,37 @@ Drawn = tuple[list[Path], list[str]]
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
-    """Draw every table under ``results`` and write ``report.md`` and ``report.html``; returns what was
-    written. Pictures that lie beside a table (of ``adaecho.show``) are shown with it.
+    """Draw every table under ``results`` and write ``report.md``; returns what was written.
+
+    Pictures that lie beside a table (of ``adaecho.show``) are shown with it.
 
     Raises:
-        DataError: there are no tables, or one can't be read.
+        UserError: there are no tables, or one can't be read.
     """
     written, sections = draw_tables(read_tables(results), results, into)
-    return written + write_report(sections, into)
+    return [*written, write_report(sections, into)]
 
 
 def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> Drawn:
     """Draw all tables of a folder of results."""
     written: list[Path] = []
     sections: list[str] = []
-    for experiment, task in tables:
-        path = results / experiment / task / "trials.json"
-        with record_errors(path, DataError):
-            figures, about = _draw(path, tables, into)
-        written += figures
-        sections.append(about)
+    for (experiment, task), (rows, curves) in tables.items():
+        path, arms = results / experiment / task / "trials.json", summarize(rows)
+        stem = f"{experiment}_{task}"
+        pictures, vectors = (draw_table(rows, arms, curves, into, stem, form) for form in ("png", "svg"))
+        of_runs = sorted(one for one in path.parent.iterdir() if one.suffix in (".png", ".jpg"))
+        shown = [*pictures, *of_runs]
+        sections.append(section(describe(rows), rows, arms, shown, read_commands(path), into))
+        written += [*pictures, *vectors]
     return written, sections
 
 
-def _draw(path: Path, tables: RowsAndCurves, into: Path) -> tuple[list[Path], str]:
-    experiment, task = path.parts[-3:-1]
-    rows, curves = tables[experiment, task]
-    arms, name = summarize(rows), f"{experiment}_{task}"
-    pictures, vectors = (draw_table(rows, arms, curves, into, name, form) for form in ("png", "svg"))
-    beside = (one for one in path.parent.iterdir() if one.suffix in (".png", ".jpg"))
-    # Of another's folder: no link to a file of ours, and no name that the report's Markdown reads as more.
-    of_runs = sorted(one for one in beside if not one.is_symlink() and is_name(one.name))
-    about = section(describe(rows), rows, arms, [*pictures, *of_runs], read_commands(path), into)
-    return [*pictures, *vectors], about
-
-
-def write_report(sections: Sequence[str], into: Path, before: Sequence[str] = ()) -> list[Path]:
+def write_report(sections: Sequence[str], into: Path, before: Sequence[str] = ()) -> Path:
     """Write the report of these sections, what is put ``before`` them first."""
-    text = markdown_report(sections, before)
-    written = {into / "report.md": text, into / "report.html": html_report(text, into)}
-    for path, content in written.items():
-        write_text(path, content, durable=False)
-    return list(written)
+    path = into / "report.md"
+    write_text(path, markdown_report(sections, before))
+    return path
 
 
 def main(
@@ -81,16 +63,10 @@ def main(
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
     parser.add_argument("--into", type=Path, help="where figures and report go (default: <results>/figures)")
     options = parser.parse_args(arguments)
-    with told():
-        into = options.into or options.results / "figures"
-        if options.into is None:
-            check_no_link(into)
-        with folder_errors(into):
-            into.mkdir(parents=True, exist_ok=True)
-            with alone(into):
-                remove_leftovers(into)
-                written = draw(options.results, into)
-        for path in written:
+    into = options.into or options.results / "figures"
+    with told(), folder_errors(into):
+        into.mkdir(parents=True, exist_ok=True)
+        for path in draw(options.results, into):
             say(path)
 
 

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from adaecho.figures.style import (
     FAINT,
     INK,
     SERIES,
     VARIANTS,
-    count_axis,
+    counts,
     factor_order,
     figure,
+    per_cent,
     variant_order,
 )
 from adaecho.records.outcome import ratio_words
@@ -31,6 +32,7 @@ _SHORT = {
     "example_before_augmentation": "example, before augmentation",
     "example": "example",
 }
+_LONGEST_LINE = 36  # letters of an arm's name: longer ones would leave the panels no room
 
 
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
@@ -46,31 +48,40 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
         path: file to write; its suffix decides the format.
         title: what was measured where, e.g. ``digits: fresh examples to 97 % validation accuracy``.
     """
-    ordered = sorted(arms, key=lambda arm: (_factor(arm), variant_order(arm["echo_variant"])))
+    arms = sorted(arms, key=lambda arm: (_factor(arm), variant_order(arm["echo_variant"])))
     with figure(1.0 + 0.26 * len(arms), path, title, caption_of_dots(arms)) as drawing:
         axes = drawing.add_subplot()
-        largest = max((_ends(arm)[1] for arm in ordered if arm["fresh_examples"]), default=1.0)
-        axes.set_xlim(0, 1.18 * largest)
-        for place, arm in enumerate(ordered):
-            if place and _factor(arm) != _factor(ordered[place - 1]):
-                axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.6)
+        axes.set_xlim(0, 1.18 * max((_ends(arm)[1] for arm in arms if arm["fresh_examples"]), default=1.0))
+        for place, arm in enumerate(arms):
             _draw_cost(axes, arm, place, _common_baseline(arms))
-        axes.set_yticks(range(len(ordered)), _names(ordered), fontsize=8.5)
-        axes.set_ylim(len(ordered) - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
-        count_axis(axes, "fresh examples", "x")
+        _rows(axes, _names(arms), [_factor(arm) for arm in arms])
+        counts(axes, "fresh examples", "x")
 
 
-def _names(ordered: list[Arm]) -> list[str]:
+def _rows(axes: Axes, names: list[str], groups: Sequence[Any]) -> None:
+    """A row for each name, and a line between groups."""
+    axes.set_yticks(range(len(names)), names, fontsize=8.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    for place in range(1, len(groups)):
+        if groups[place] != groups[place - 1]:
+            axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.6)
+
+
+def _dot(axes: Axes, place: int, mean: float, ends: tuple[float, float], colour: str) -> None:
+    axes.plot(ends, [place] * 2, color=colour, linewidth=2, alpha=0.6)
+    axes.plot(mean, place, "o", color=colour, markersize=6)
+
+
+def _names(arms: list[Arm]) -> list[str]:
     """Of variant and factor where these tell the arms apart, else the arms' own."""
-    kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in ordered]
-    names = []
-    for arm, (variant, factor) in zip(ordered, kinds, strict=True):
-        if kinds.count((variant, factor)) > 1:
-            names.append(readable(arm["arm"]))
-        else:
-            names.append(_SHORT[variant] + f", e = {factor}" * (variant != "none"))
-    return names
+    kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in arms]
+    return [
+        readable(arm["arm"])
+        if kinds.count((variant, factor)) > 1
+        else _SHORT[variant] + f", e = {factor}" * (variant != "none")
+        for arm, (variant, factor) in zip(arms, kinds, strict=True)
+    ]
 
 
 def readable(arm: str) -> str:
@@ -81,52 +92,47 @@ def readable(arm: str) -> str:
 
 
 def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None:
-    costs, factor = arm["fresh_examples"], _factor(arm)
+    costs, factor, right = arm["fresh_examples"], _factor(arm), 0.0
     if baseline is not None and 1 < factor < math.inf:
         axes.plot([baseline / factor] * 2, [place - 0.42, place + 0.42], color=INK, linestyle=(0, (3, 1.5)))
-    notes = [f"{arm['reached']} of {arm['searches']} reached"] if arm["reached"] < arm["searches"] else []
+    notes = []
     if arm["ratio_to_baseline"] is not None and arm["echo_variant"] != "none":
-        notes.insert(0, ratio_words(arm))
-    right = 0.0
-    if costs is not None:
-        low, high = _ends(arm) if arm["reached"] > 1 else (costs["mean"],) * 2
-        colour = VARIANTS[arm["echo_variant"]][1]
-        axes.plot([low, high], [place] * 2, color=colour, linewidth=2, alpha=0.6)
-        axes.plot(costs["mean"], place, "o", color=colour, markersize=6)
-        right = high
-    text = ", ".join(notes) if costs is not None else "target not reached"
+        notes.append(ratio_words(arm))
+    if arm["reached"] < arm["searches"]:
+        notes.append(f"{arm['reached']} of {arm['searches']} reached" if costs else "target not reached")
+    if costs:
+        _dot(axes, place, costs["mean"], _ends(arm), VARIANTS[arm["echo_variant"]][1])
+        right = _ends(arm)[1]
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the dashed mark
     axes.annotate(
-        text, (right, place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5, bbox=box
-    )
+        ", ".join(notes), (right, place), xytext=(8, 0), textcoords="offset points", va="center",
+        fontsize=8.5, bbox=box if notes else None,
+    )  # fmt: skip
 
 
 def caption_of_dots(arms: list[Arm]) -> str:
     """What dots, lines and the dashed marks are, with numbers of trials and searches."""
+    many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
+    words = f"{caption_of_runs(arms)}; lines: {'95 % interval of the mean' if many else 'min and max'}."
+    if _common_baseline(arms) is not None:
+        words += "\nDashed: baseline / e, if repeats were as useful as fresh examples."
+    if any(arm["ratio_to_baseline"] is not None for arm in arms):
+        words += "\nNumbers: ratio to the baseline"
+        bounds = any("ratio_bound" in arm for arm in arms)
+        words += f"{' (> and <: bounds, as searches missed)' if bounds else ''}."
+    return words
+
+
+def caption_of_runs(arms: Sequence[Arm]) -> str:
+    """What a mean is taken over, e.g. ``Mean over 5 searches per arm, each by the best of 100 trials``."""
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([end(arm["trials"] / arm["searches"]) for arm in arms for end in (math.floor, math.ceil)])
-    many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
-    ends = "95 % interval of the mean" if many else "minimum and maximum"
     those = "those that reached it of " * any(arm["reached"] < arm["searches"] for arm in arms)
-    if trials == searches == "1":
-        dots = "Dots: one run per arm."
-    elif trials == "1":
-        dots = f"Dots: mean over {those}{searches} runs per arm; lines: {ends}."
-    elif searches == "1":
-        dots = f"Dots: best of {trials} non-divergent trials per arm (one search, so no lines)."
-    else:
-        dots = (
-            f"Dots: mean over {those}{searches} searches per arm of the best of {trials} non-divergent "
-            f"trials; lines: {ends}."
-        )
-    if all(arm["ratio_to_baseline"] is None for arm in arms):
-        return dots
-    bounds = " (> and <: bounds, as searches missed)" if any("ratio_bound" in arm for arm in arms) else ""
-    if _common_baseline(arms) is None:
-        return f"{dots}\nNumbers: ratio to the arm's own baseline{bounds}."
+    if trials == "1":
+        return f"Mean over {those}{searches} run{'s' * (searches != '1')} per arm"
     return (
-        f"{dots}\nDashed: baseline / e, if repeats were as useful as fresh examples.\n"
-        f"Numbers: ratio to the baseline{bounds}."
+        f"Mean over {those}{searches} search{'es' * (searches != '1')} per arm, each by the best of {trials} "
+        "non-divergent trials"
     )
 
 
@@ -154,20 +160,15 @@ def _factor(arm: Arm) -> float:
     return factor_order(arm["echo_factor"])
 
 
-_MARGIN = 1.25
-_LONGEST_LINE = 36  # letters of an arm's name: longer ones would leave the panels no room
-_SAME = 0.01  # of a count: what a batch more or less at the end of a budget makes
-_NARROW = 5  # ratio of a log scale's ends below which steps of 1, 2, 5 may give fewer than two labels
 _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_examples": "fresh examples"}
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     """Dots are means over an arm's runs, bars their minimum and maximum; the band is the first arm's.
 
-    Arms that differ only before the first underscore of their names (``s2_linear``, ``s4_linear``) have one
-    colour; a line separates those that differ before it. Where arms of an echo variant have one name, but for
-    its factor, they have the variant's colour. Scales are logarithmic, but for a metric of which more is
-    better.
+    A panel each for the target's metric and for the counts in which arms differ. Arms that differ only before
+    the first underscore of their names (``s2_linear``, ``s4_linear``) have one colour, where arms of an echo
+    variant have one name the variant's.
 
     Args:
         arms: see ``records.outcome.ends``.
@@ -178,132 +179,76 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     name = metric.replace("_", " ")
     searched = any(arm.get("searched") for arm in arms)
     values = {"best_value": f"best {name}"} if searched else {f"final_{metric}": f"{name}\nat the end"}
-    quantities = {**values, **_COUNTS}
-    evaluated = [key for key in values if any(arm.get(key) for arm in arms)]
-    shown = [key for key in quantities if key in evaluated or _differs(arms, key)] or ["fresh_examples"]
-    equal = [key for key in _COUNTS if key not in shown and any(arm.get(key) for arm in arms)]
-    names = [textwrap.fill(_name(arm), _LONGEST_LINE) for arm in arms]
-    row_inches = 0.07 + 0.13 * max(name.count("\n") + 1 for name in names)
-    with figure(1.25 + row_inches * len(arms), path, title, caption(arms, equal)) as drawing:
-        panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-        for axes, key in zip(panels, shown, strict=True):
-            _draw_panel(axes, arms, key, shares=key in values and _is_share(arms, key, metric))
-            axes.set_xlabel(quantities[key] + " (log)" * (axes.get_xscale() == "log"), fontsize=8.5)
-        panels[0].set_yticks(range(len(arms)), names, fontsize=8.5)
-        panels[0].set_ylim(len(arms) - 0.4, -0.6)
+    shown = {key: words for key, words in values.items() if any(arm.get(key) for arm in arms)}
+    shown |= {key: words for key, words in _COUNTS.items() if not _alike(arms, key)}
+    equal = [words.replace("\n", " ") for key, words in _COUNTS.items() if key not in shown]
+    names = [textwrap.fill(_with_losses(arm), _LONGEST_LINE) for arm in arms]
+    height = 1.25 + (0.07 + 0.13 * max(one.count("\n") + 1 for one in names)) * len(arms)
+    with figure(height, path, title, caption_of_ends(arms, equal)) as drawing:
+        panels = drawing.subplots(1, len(shown) or 1, sharey=True, squeeze=False)[0]
+        for axes, (key, words) in zip(panels, shown.items(), strict=False):
+            _draw_panel(axes, arms, key)
+            if key in values and (metric == "accuracy" or metric.startswith("mAP")):
+                axes.xaxis.set_major_formatter(per_cent)
+            axes.set_xlabel(words + " (log)" * (axes.get_xscale() == "log"), fontsize=8.5)
+        _rows(panels[0], names, [])
 
 
-def _is_share(arms: list[Arm], key: str, metric: str) -> bool:
-    """Whether a metric is a part of all: of one's own it isn't known, and then it is a number."""
-    highest = max((arm[key]["max"] for arm in arms if arm.get(key)), default=0)
-    return highest <= 1 and (metric == "accuracy" or metric.startswith("mAP"))
-
-
-def _differs(arms: list[Arm], key: str) -> bool:
-    """Whether arms differ in a count by more than a batch at the end of a budget does."""
-    ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
-    return bool(ends) and max(ends) > (1 + _SAME) * min(ends)
-
-
-def caption(arms: list[Arm], equal: Sequence[str] = ()) -> str:
+def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
     """What dots, bars and the band are, with the number of runs, and which counts all arms have in common."""
-    alike = ", ".join(_alike(arms, key) for key in equal)
-    whose = "all arms" if all(arm["runs"] for arm in arms) else "arms that ended a run"
-    return f"{_caption(arms)}\nAlike in {whose}: {alike}." if alike else _caption(arms)
+    runs = _range([arm["runs"] for arm in arms if arm["runs"]])
+    of = f"run{'s' * (runs != '1')} per arm"
+    if any(arm.get("searched") for arm in arms):
+        of = f"search{'es' * (runs != '1')} per arm, of each its best trial"
+    alike = f"\nAlike in all arms: {', '.join(equal)}." if equal else ""
+    return f"Mean, min and max over {runs} {of}. Grey: those of {arms[0]['arm']}.{alike}"
 
 
-def _alike(arms: list[Arm], key: str) -> str:
-    known = [arm[key] for arm in arms if arm.get(key)]
-    low, high = min(each["min"] for each in known), max(each["max"] for each in known)
-    numbers = f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
-    return f"{_COUNTS[key].replace(chr(10), ' ')} ({numbers})"
+def _alike(arms: list[Arm], key: str) -> bool:
+    """Whether arms differ in a count by no more than a batch at the end of a budget does."""
+    ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
+    return not ends or max(ends) <= 1.01 * min(ends)
 
 
-def _caption(arms: list[Arm]) -> str:
-    runs = sorted({arm["runs"] for arm in arms if arm["runs"]})  # an arm without any says so in its name
-    if not runs:
-        return "No run came to the end of its budgets."
-    searched = any(arm.get("searched") for arm in arms)
-    of = "searches per arm, of each its best trial" if searched else "runs per arm"
-    if runs == [1]:
-        one = "The best trial of one search" if searched else "One run"
-        return f"{one} per arm. Dashed: {arms[0]['arm']}."
-    number = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
-    return f"Mean, minimum and maximum over {number} {of}. Grey: those of {arms[0]['arm']}."
+def _with_losses(arm: Arm) -> str:
+    lost = ", ".join(f"{arm[key]} {key}" for key in ("diverged", "failed") if arm[key])
+    return f"{readable(arm['arm'])} ({lost})" if lost else readable(arm["arm"])
 
 
-def _name(arm: Arm) -> str:
-    lost = [f"{arm[key]} {key}" for key in ("diverged", "failed") if arm[key]]
-    name = readable(arm["arm"])
-    return f"{name} ({', '.join(lost)})" if lost else name
-
-
-def _colours(arms: list[Arm]) -> dict[str, str]:
+def colours(arms: list[Arm]) -> dict[str, str]:
     """The colour of each arm, by its name."""
     named = {(arm["echo_variant"], re.sub(r"_e[\d.]+$", "", arm["arm"])) for arm in arms}
     if len(named) == len({variant for variant, _ in named}) > 1:
         return {arm["arm"]: VARIANTS[arm["echo_variant"]][1] for arm in arms}
-    methods = [arm["arm"].partition("_")[2] for arm in arms]
-    order = list(dict.fromkeys(filter(None, methods)))
-    return {
-        arm["arm"]: SERIES[order.index(method) % len(SERIES)] if method else INK
-        for arm, method in zip(arms, methods, strict=True)
-    }
+    methods = {arm["arm"]: arm["arm"].partition("_")[2] for arm in arms}
+    order = list(dict.fromkeys(filter(None, methods.values())))
+    return {name: SERIES[order.index(of) % len(SERIES)] if of else INK for name, of in methods.items()}
 
 
-def _draw_panel(axes: Axes, arms: list[Arm], key: str, shares: bool) -> None:
-    shown = [arm[key] for arm in arms if arm.get(key)]
-    low = min((values["min"] for values in shown), default=0)  # where no run has ended there are none
-    high = max((values["max"] for values in shown), default=0)
-    linear = shares or low <= 0  # which a log scale has no place for
-    if linear:
-        axes.margins(x=0.12)
-    else:
+def _draw_panel(axes: Axes, arms: list[Arm], key: str) -> None:
+    ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
+    if max(ends) > 3.2 * min(ends) > 0:
         axes.set_xscale("log")
-        axes.set_xlim(low / _MARGIN, high * _MARGIN)
-    colours = _colours(arms)
-    grouped = len({arm["echo_variant"] for arm in arms}) < len(arms)
-    first = arms[0].get(key)
+        axes.set_xlim(min(ends) / 1.25, max(ends) * 1.25)
+        ratio = max(ends) / min(ends)
+        steps = (1, 2, 5) if ratio < 19 else (1, 3) if ratio < 190 else (1,)
+        axes.xaxis.set_major_locator(LogLocator(10, subs=steps))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.margins(x=0.12)
+    if key in _COUNTS:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    else:
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.tick_params(axis="x", labelsize=7.5)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    if first:
+    axes.grid(axis="x")
+    if first := arms[0].get(key):
         axes.axvspan(first["min"], first["max"], color="#e6e6e6", linewidth=0)
         axes.axvline(first["mean"], color=FAINT, linewidth=1, linestyle=(0, (4, 2)))
+    if len({arm["echo_variant"] for arm in arms}) < len(arms) - 1:
+        _rows(axes, [], [arm["arm"].partition("_")[0] for arm in arms])
     for place, arm in enumerate(arms):
-        values = arm.get(key)
-        if grouped and place and arm["arm"].partition("_")[0] != arms[place - 1]["arm"].partition("_")[0]:
-            axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.6)
-        if values:
-            colour = colours[arm["arm"]]
-            axes.plot([values["min"], values["max"]], [place] * 2, color=colour, linewidth=2, alpha=0.6)
-            axes.plot(values["mean"], place, "o", color=colour, markersize=5)
-    _label_scale(axes, linear, shares)
-
-
-def _label_scale(axes: Axes, linear: bool, shares: bool) -> None:
-    """Few labels: steps of 1, 2, 5 in a narrow range, of 1 and 3 in a wider one, else powers of ten."""
-    low, high = axes.get_xlim()
-    axes.tick_params(axis="x", labelsize=7.5)
-    if linear or high / low < _NARROW:
-        axes.xaxis.set_major_locator(MaxNLocator(3))
-    else:
-        steps = (1, 2, 5) if high / low < 30 else (1, 3) if high / low < 300 else (1,)
-        axes.xaxis.set_major_locator(LogLocator(10, subs=steps))
-    axes.xaxis.set_minor_locator(NullLocator())
-    if shares:
-        axes.xaxis.set_major_formatter(FuncFormatter(_share))
-    else:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
-
-
-def _share(value: float, _: int) -> str:
-    return f"{100 * value:.4g} %" if value < 1 + 1e-9 else ""  # dots at 100 % have a margin beside them
-
-
-def short_number(value: float) -> str:
-    """0.05, 200, 20k, 2M."""
-    for unit, name in ((1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:g}{name}"
-    return f"{value:g}"
+        if values := arm.get(key):
+            _dot(axes, place, values["mean"], (values["min"], values["max"]), colours(arms)[arm["arm"]])

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
-from adaecho.figures.style import SERIES, VARIANTS, count_axis, figure, variant_order
+from adaecho.figures.arms import caption_of_runs
+from adaecho.figures.style import SERIES, VARIANTS, counts, figure, variant_order
 
 _CAPTION_WIDTH = 125  # characters: more would not fit beside each other
+_WIDE = 6  # ratio of a setting's largest to its smallest value from which on its axis is logarithmic
 Arm = dict[str, Any]
 COSTS = {"fresh_examples": "fresh examples", "train_time_s": "wall time (s)", "steps": "SGD steps"}
 SETTINGS = {
@@ -22,8 +24,6 @@ SETTINGS = {
     "batch_shuffle_buffer": "shuffle buffer (batches)",
     "learning_rate": "learning rate",
 }
-
-_WIDE = 6  # ratio of a setting's largest to its smallest value from which on its axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,15 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, captio
         for axes, cost in zip(panels, sweep.costs, strict=True):
             _draw_panel(axes, arms, sweep, cost)
         if len(line_keys(arms, sweep.lines)) > 1:
-            panels[0].legend(frameon=False, fontsize=8)
+            panels[0].legend()
 
 
 def caption_of_costs(arms: Sequence[Arm]) -> str:
+    """What is drawn of searches to a target."""
     lost = [arm["arm"] for arm in arms if not arm["fresh_examples"]]
     missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
-    searched = any(arm["trials"] > arm["searches"] for arm in arms)
-    number = "/".join(str(count) for count in sorted({arm["searches"] for arm in arms}))
-    of = "of the best trial of each search" if searched else f"over {number} seeds"
     ideal = "Dashed: baseline / e, if repeats were as good as fresh."
-    return f"Mean {of}; bars: minimum and maximum. {ideal}{missed}"
+    return f"{caption_of_runs(arms)}; bars: min and max. {ideal}{missed}"
 
 
 def _draw_panel(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
@@ -78,19 +76,24 @@ def _draw_panel(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> Non
     by_name = {arm["arm"]: arm for arm in arms}
     for position, key in enumerate(line_keys(shown, sweep.lines)):
         line = sorted((arm for arm in shown if arm[sweep.lines] == key), key=lambda arm: float(arm[sweep.x]))
-        x = [float(arm[sweep.x]) for arm in line]
+        x, means = [float(arm[sweep.x]) for arm in line], [arm[cost]["mean"] for arm in line]
         name, colour, marker = look(sweep.lines, key, position)
-        means = [arm[cost]["mean"] for arm in line]
         bars = [
-            [mean - arm[cost]["min"] for arm, mean in zip(line, means, strict=True)],
-            [arm[cost]["max"] - mean for arm, mean in zip(line, means, strict=True)],
+            [arm[cost]["mean"] - arm[cost]["min"] for arm in line],
+            [arm[cost]["max"] - arm[cost]["mean"] for arm in line],
         ]
         axes.errorbar(x, means, bars, color=colour, marker=marker, markersize=4.5, capsize=3, label=name)
         ideal = [_ideal(arm, by_name.get(arm["baseline"]), cost) for arm in line]
-        if any(value is not None and value < mean for value, mean in zip(ideal, means, strict=True)):
-            heights = [math.nan if value is None else value for value in ideal]
-            axes.plot(x, heights, color=colour, linestyle=(0, (4, 2)), linewidth=1.1)
-    _label(axes, shown, sweep, cost)
+        if any(value < mean for value, mean in zip(ideal, means, strict=True)):
+            axes.plot(x, ideal, color=colour, linestyle=(0, (4, 2)), linewidth=1.1)
+    values = sorted({float(arm[sweep.x]) for arm in shown})
+    if sweep.x == "learning_rate" or (values and 0 < _WIDE * values[0] < values[-1]):
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{value:,g}" for value in values])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(SETTINGS[sweep.x])
+    axes.set_ylim(0, None)
+    counts(axes, COSTS.get(cost, f"{cost.removeprefix('final_').replace('_', ' ')} at the end"), "y")
 
 
 def line_keys(arms: Sequence[Arm], of: str) -> list[Any]:
@@ -107,20 +110,6 @@ def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
     return name, SERIES[position % len(SERIES)], "osD^v"[position % 5]
 
 
-def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float | None:
-    if baseline is None or not baseline[cost] or cost == "steps":
-        return None
-    return float(baseline[cost]["mean"]) / float(arm["echo_factor"])
-
-
-def _label(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
-    values = sorted({float(arm[sweep.x]) for arm in arms})
-    wide = bool(values) and values[0] > 0 and values[-1] / values[0] > _WIDE
-    if wide or sweep.x == "learning_rate":
-        axes.set_xscale("log", base=2)
-    axes.set_xticks(values, [f"{value:,g}" for value in values])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(SETTINGS[sweep.x])
-    axes.set_ylim(0, None)
-    count_axis(axes, COSTS.get(cost, f"{cost.removeprefix('final_').replace('_', ' ')} at the end"))
+def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float:
+    known = baseline is not None and baseline[cost] and cost != "steps"
+    return float(baseline[cost]["mean"]) / float(arm["echo_factor"]) if baseline and known else math.nan

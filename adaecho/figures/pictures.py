@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from adaecho.figures.style import SERIES, WIDTH_INCHES, figure
-from adaecho.masking import presentable
 
 Box = tuple[tuple[float, float, float, float], str]
 """x1, y1, x2, y2 in pixels, and what is written at it."""
@@ -43,9 +42,14 @@ def grid(shown: Sequence[Shown], path: Path) -> None:
             axis.set_axis_off()
         for axis, (image, title, boxes, colour) in zip(axes, panels, strict=False):
             axis.imshow(image, interpolation="nearest")
-            axis.set_title(presentable(title), fontsize=7)
+            axis.set_title(_letters(title), fontsize=7)
             for box in boxes:
                 _draw(axis, box, colour)
+
+
+def _letters(text: str) -> str:
+    """What matplotlib can set: names of folders may hold bytes that are no text."""
+    return text.encode(errors="replace").decode()
 
 
 def _draw(axis: Axes, box: Box, colour: str) -> None:
@@ -53,7 +57,7 @@ def _draw(axis: Axes, box: Box, colour: str) -> None:
     axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.2))
     below_border = y1 < 0.06 * axis.get_ylim()[0]  # rows count downwards; a label above would be cut off
     axis.text(
-        x1, y1, presentable(text), fontsize=5.5, color="white", clip_on=True,
+        x1, y1, _letters(text), fontsize=5.5, color="white", clip_on=True,
         verticalalignment="top" if below_border else "bottom",
         bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
     )  # fmt: skip

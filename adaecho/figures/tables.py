@@ -41,9 +41,8 @@ def draw_table(
     curves = [curve for curve in curves if curve["fresh_examples"]]  # of runs that were evaluated at all
     rows, arms, curves = ([_named(one, first["task"]) for one in table] for table in (rows, arms, curves))
     lines = LINES.get(first["experiment"])
-    rates = _rates(arms) if without_target(rows) else []
     paths, title = [into / f"{stem}.{form}"], describe(rows)
-    if rates:
+    if without_target(rows) and (rates := _rates(arms)):
         of_rates = Sweep("learning_rate", lines="method", costs=(f"final_{first['target_metric']}",))
         draw_lines(rates, paths[0], title, of_rates, "Mean over runs; bars: minimum and maximum.")
     elif without_target(rows):
@@ -52,18 +51,20 @@ def draw_table(
         draw_fig3(arms, paths[0], title)
     else:
         draw_lines(arms, paths[0], title, lines)
+    over = "; mean and standard deviation" if len({row["repeat"] for row in rows}) > 1 else ""
     if curves:
         paths.append(into / f"{stem}_curves.{form}")
-        whose = f"{_name(first)}: {_whose_curves(rows)}"
+        which = "best trial of each search" if any(row["index"] for row in rows) else "every run"
+        whose = f"{_name(first)}: {which}{over}"
         of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
         with_settings = [of_arms[one["arm"]] | one | {"arm": arm_of_winner(one["arm"])} for one in curves]
         target = first["target_value"] if len(targets_of(rows)) == 1 else None
         draw_curves(with_settings, paths[1], whose, first["target_metric"], target, lines or AS_FIG3)
-    tuned = tuning_curves(rows)
-    if tuned:
+    if tuned := tuning_curves(rows):
         paths.append(into / f"{stem}_tuning.{form}")
-        whose = f"{_name(first)}: the best trial so far{_over_searches(rows)}"
-        draw_curves(tuned, paths[-1], whose, COST, None, lines or AS_FIG3)
+        draw_curves(
+            tuned, paths[-1], f"{_name(first)}: the best trial so far{over}", COST, None, lines or AS_FIG3
+        )
     return paths
 
 
@@ -81,16 +82,6 @@ def _rates(arms: list[Row]) -> list[Row]:
         for arm, name in zip(arms, found, strict=True)
         if name is not None and all(found)
     ]
-
-
-def _whose_curves(rows: list[Row]) -> str:
-    searched = any(row["index"] for row in rows)
-    up_to = "" if without_target(rows) else ", up to the target"
-    return f"{'best trial of each search' if searched else 'every run'}{up_to}{_over_searches(rows)}"
-
-
-def _over_searches(rows: list[Row]) -> str:
-    return "; mean and standard deviation" if len({row["repeat"] for row in rows}) > 1 else ""
 
 
 def _name(row: Row) -> str:

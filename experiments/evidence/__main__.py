@@ -1,60 +1,43 @@
-"""``python -m experiments.evidence``: figures and report, with the paper's claims and what is no sweep's.
+"""``python -m experiments.evidence``: figures, report and claims from the records; no GPU, no network.
 
-Beside the tables of sweeps: ``branches.json`` (experiments/repeat_value) and ``cells.json``
-(experiments/predicted_time).
+From the committed records (``results/``) it also writes docs/claims.md. Beside the tables of sweeps it draws
+what is no sweep: predicted times, and the worths of a repeat.
 """
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from adaecho.errors import DataError
 from adaecho.figures.__main__ import draw_tables, main, write_report
-from adaecho.figures.committed import read_commands, read_tables, read_whole
-from adaecho.records.files import record_errors
-from adaecho.records.trials import check_name, rows_of
+from adaecho.figures.committed import read_tables
+from adaecho.records.files import read_json, write_text
 from experiments.evidence.decisions import decide_all
+from experiments.evidence.page import claims_page, of_experiments, overview
 from experiments.evidence.predicted_time import draw_cells, section_of_cells
-from experiments.evidence.repeat_value import draw_branches, section_of_branches
-from experiments.evidence.report import claims_section
+from experiments.evidence.worths import draw_distance, draw_equal_steps
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def draw(results: Path, into: Path) -> list[Path]:
-    """Draw everything under ``results`` and write the report; returns what was written.
-
-    Raises:
-        DataError: there are no tables, or one can't be read.
-    """
+    """Draw everything under ``results`` and write the report; returns what was written."""
     tables = read_tables(results)
-    with record_errors(results, DataError):
-        claims = claims_section(decide_all(tables))
+    decisions, rows = decide_all(tables), {name: of_name for name, (of_name, _) in tables.items()}
     written, sections = draw_tables(tables, results, into)
-    for name in ("branches.json", "cells.json"):
-        for path in sorted(results.glob(f"*/*/{name}")):
-            with record_errors(path, DataError):
-                figures, about = _draw(path, into)
-            written += figures
-            sections.append(about)
-    return written + write_report(sections, into, claims)
-
-
-def _draw(path: Path, into: Path) -> tuple[list[Path], str]:
-    experiment, task = (check_name("folder", part) for part in path.parts[-3:-1])
-    figures = [into / f"{experiment}_{task}.{form}" for form in ("png", "svg")]
-    record = read_whole(path)
-    drawing: Callable[[Path, str], None]
-    if path.name == "branches.json":
-        rows = rows_of(record)
-        title = f"{experiment}, {task}: what a repeat is worth along a run"
-        drawing = partial(draw_branches, rows)
-        about = section_of_branches(title, rows, figures[0].name, read_commands(path))
-    else:
-        title = f"{experiment}, {task} reading and steps: is the time what the records predict?"
-        drawing = partial(draw_cells, record)
-        about = section_of_cells(title, record, figures[0].name)
-    for figure in figures:
-        drawing(figure, title)
-    return figures, about
+    cells = results / "predicted_time" / "paced" / "cells.json"
+    if cells.exists():
+        record, title = read_json(cells), "predicted_time: is the time what the records predict?"
+        written.append(into / "predicted_time_paced.png")
+        draw_cells(record, written[-1], title)
+        sections.append(section_of_cells(title, record, written[-1].name))
+    for name, draw_worths in (("distance", draw_distance), ("equal_steps", draw_equal_steps)):
+        if (results / name).exists():
+            written.append(into / f"{name}.png")
+            draw_worths(results / name, written[-1])
+    if results.resolve() == ROOT / "results":
+        written.append(ROOT / "docs" / "claims.md")
+        write_text(written[-1], claims_page(decisions, rows, results))
+    claims = of_experiments(decisions, rows, results)
+    before = ["## Which of the paper's claims hold", overview(decisions), *claims] if claims else []
+    return [*written, write_report(sections, into, before)]
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from adaecho.records.outcome import Bounds, Row, arm_of_winner, by_arm, searched_costs
-from adaecho.records.statistics import Noise, Ratio, cost_ratio, difference_interval, welch_noise
+from adaecho.records.outcome import Bounds, Row, searched_costs
+from adaecho.records.statistics import Noise, Ratio, difference_interval, welch_noise
 from experiments.evidence.claims import CLAIMS, Claim
 from experiments.evidence.readings import AS_SEARCHED, OTHERS, Curve, Reading
 from experiments.evidence.significance import cheaper_p, grid_variance, holm, less_p, power
@@ -54,7 +53,6 @@ class Decision:
         reached: searches of the arm and of the other that reached the target, and of how many.
         turns_in: the readings in which the verdict is another one, or may be; nothing turns what is open.
         readings: what the other readings say that the records allow, by their names.
-        rerun: the ratio of costs of the two arms' winners on new seeds, where they were run again.
     """
 
     claim: Claim
@@ -69,7 +67,6 @@ class Decision:
     reached: tuple[int, int, int, int] | None = None
     turns_in: tuple[str, ...] = ()
     readings: Mapping[str, "Decision"] = field(default_factory=dict)
-    rerun: Ratio | None = None
 
 
 @dataclass(frozen=True)
@@ -128,25 +125,15 @@ def decide(records: Records, task: str) -> list[Decision]:
         for reading in OTHERS
     }
     return [
-        _with_readings(one, {name: readings[name][key] for name in readings}, _rerun(one.claim, records))
-        for key, one in found.items()
+        _with_readings(one, {name: readings[name][key] for name in readings}) for key, one in found.items()
     ]
 
 
-def _rerun(claim: Claim, records: Records) -> Ratio | None:
-    """The ratio in the newest experiment that ran the winners again on seeds of their own."""
-    for experiment in (f"{claim.experiment}_winners_fresh", f"{claim.experiment}_winners"):
-        rows = records.rows.get(experiment)
-        if rows and not claim.no_harm:
-            return ratio_of_winners(rows, claim.arm, claim.other)
-    return None
-
-
-def _with_readings(found: Decision, readings: Mapping[str, Decision], rerun: Ratio | None) -> Decision:
+def _with_readings(found: Decision, readings: Mapping[str, Decision]) -> Decision:
     others = {name: one for name, one in readings.items() if one.verdict != ABSENT}
     turns_in = tuple(name for name, one in others.items() if _turns(found, one))
     verdict = FRAGILE if turns_in else found.verdict
-    return replace(found, verdict=verdict, turns_in=turns_in, readings=others, rerun=rerun)
+    return replace(found, verdict=verdict, turns_in=turns_in, readings=others)
 
 
 def _turns(found: Decision, other: Decision) -> bool:
@@ -282,31 +269,3 @@ def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | Non
 def _reached(pair: _Pair) -> tuple[int, int, int, int]:
     ours, theirs = (sum(math.isfinite(value.high) for value in one) for one in (pair.ours, pair.theirs))
     return ours, len(pair.ours), theirs, len(pair.theirs)
-
-
-def spent(row: Row) -> float:
-    """The fresh examples to the target, or all that were read of a run that missed it."""
-    found: float = row["to_target_fresh_examples"] or row["fresh_examples"]
-    return found
-
-
-def costs_of_winners(rows: Sequence[Row], arm: str) -> dict[int, NDArray[np.float64]]:
-    """The costs of each winner (``<arm>_search0``, ...) on its seeds, by the number of its search."""
-    in_order = by_arm(sorted(rows, key=lambda row: int(row["repeat"])))
-    costs = {
-        int(name.removeprefix(f"{arm}_search")): np.array([*map(spent, of_seeds)], float)  # [seeds]
-        for name, of_seeds in in_order.items()
-        if name != arm and arm_of_winner(name) == arm
-    }
-    return dict(sorted(costs.items()))
-
-
-def mean_logs(rows: Sequence[Row], arm: str) -> list[float]:
-    """Of each search, the mean of the logarithms of its winner's costs over the seeds."""
-    return [float(np.log(costs).mean()) for costs in costs_of_winners(rows, arm).values()]
-
-
-def ratio_of_winners(rows: Sequence[Row], arm: str, other: str) -> Ratio | None:
-    """The ratio of the searches' costs, each the geometric mean of its winner's over the seeds."""
-    ours, theirs = ([*map(math.exp, mean_logs(rows, name))] for name in (arm, other))
-    return cost_ratio(ours, theirs) if ours and theirs else None

@@ -10,7 +10,6 @@ from matplotlib.patches import Patch
 
 from adaecho.figures.report import laid_out, markdown_table
 from adaecho.figures.style import INK, MUTED, SERIES, figure
-from adaecho.masking import presentable
 
 BAND = "#eeeeee"
 WITHIN = 0.1  # of the predicted time, by the rule
@@ -37,7 +36,7 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
         axes.set_xticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"])
         axes.set_xlabel("predicted seconds to the target")
         axes.set_ylabel("measured over predicted")
-        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.grid()
         names: list[Artist] = [
             Line2D([], [], color=INK, marker=marker, linestyle="", label=task)
             for task, marker in _MARKERS.items()
@@ -46,7 +45,7 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
             Line2D([], [], color=colour, linewidth=3, label=f"e = {e}") for e, colour in colours.items()
         ]
         names.append(Patch(color=BAND, label="within 10 %, the rule"))
-        drawing.legend(handles=names, loc="outside lower left", ncols=6, frameon=False, fontsize=8.5)
+        drawing.legend(handles=names, loc="outside lower left", ncols=6)
 
 
 def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
@@ -62,5 +61,4 @@ def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
     forms["measured_over_predicted"] = ".2f"
     cells = [tuple(format(row[key], form) for key, form in forms.items()) for row in rows]
     table = markdown_table(tuple(key.replace("_", " ") for key in forms), cells)
-    command = presentable(record["command"]).replace("`", "'")
-    return laid_out(title, [figure], f"{'; '.join(verdicts)}.", table, commands=[command])
+    return laid_out(title, [figure], f"{'; '.join(verdicts)}.", table, commands=[record["command"]])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from experiments.evidence.claims import CLAIMS
-from experiments.evidence.claims_page import cross_fit, filling, ratio_of_cheapest
 from experiments.evidence.decisions import (
     ABSENT,
     FAILS,
@@ -16,9 +15,7 @@ from experiments.evidence.decisions import (
     OPEN,
     Decision,
     Records,
-    costs_of_winners,
     decide,
-    ratio_of_winners,
 )
 from experiments.evidence.readings import easier
 from experiments.evidence.significance import cheaper_p
@@ -175,21 +172,6 @@ def test_targets_become_easier_but_not_what_guessing_meets(
     assert found == (easier_target and pytest.approx(easier_target))
 
 
-def test_winners_on_new_seeds_count_once_a_search_and_a_missed_seed_with_what_it_read() -> None:
-    def winners(arm: str, *costs: list[float | None]) -> list[dict[str, Any]]:
-        found = [rows(f"{arm}_search{number}", one) for number, one in enumerate(costs)]
-        return [row | {"fresh_examples": 1600.0} for table in found for row in table]  # missed at 1,600
-
-    reruns = winners("baseline", [400.0, 900.0], [500.0, 500.0, 500.0])
-    reruns += winners("batch_e2", [200.0, 800.0], [400.0, None])
-    found = the_one_decided(
-        Records({"fig3": BASELINE + rows("batch_e2", HALF_COSTS), "fig3_winners": reruns})
-    )
-    # Geometric means of the seeds: 600 and 500 against 400 and 800.
-    assert found.rerun.value == pytest.approx((400 * 800 / 600 / 500) ** 0.5)
-    assert (found.rerun.low or 2) < 1 < (found.rerun.high or 0)
-
-
 def timed(arm: str, fresh: list[float], seconds: list[float]) -> list[dict[str, Any]]:
     return [row | {"to_target_train_time_s": one} for row, one in zip(rows(arm, fresh), seconds, strict=True)]
 
@@ -295,54 +277,3 @@ def test_a_reading_more_favourable_to_a_claim_never_has_a_weaker_verdict() -> No
         claimed = found.difference[1] < 0
         assert (upper if claimed else lower) not in found.turns_in
     assert min(counts.values()) > 5
-
-
-def seeds(arm: str, search: int, *costs: float | None) -> list[dict[str, Any]]:
-    row = {"arm": f"{arm}_search{search}", "fresh_examples": 1600.0}
-    return [row | {"repeat": seed, "to_target_fresh_examples": costs[seed]} for seed in (1, 0)]
-
-
-def cheapest(arm: str, *costs: float) -> list[dict[str, Any]]:
-    row = {"arm": arm, "index": 0, "counted": True, "target_value": 0.97}
-    return [row | {"repeat": number, "to_target_fresh_examples": cost} for number, cost in enumerate(costs)]
-
-
-ROWS = [
-    *seeds("baseline", 0, 400.0, 900.0),
-    *seeds("baseline", 1, 500.0, 500.0),
-    *seeds("batch_e2", 0, 200.0, 800.0),
-    *seeds("batch_e2", 1, 400.0, None),
-]
-
-
-def test_costs_are_in_the_order_of_seeds_and_a_missed_one_counts_with_what_it_read() -> None:
-    found = {number: costs.tolist() for number, costs in costs_of_winners(ROWS, "batch_e2").items()}
-    assert found == {0: [200.0, 800.0], 1: [400.0, 1600.0]}
-    assert ratio_of_winners(ROWS, "batch_e4", "baseline") is None
-
-
-def test_the_cheapest_trial_of_all_searches_chooses_one_winner_of_equals_the_first() -> None:
-    table = cheapest("baseline", 700.0, 300.0) + cheapest("batch_e2", 250.0, 250.0)
-    found = ratio_of_cheapest(ROWS, table, "batch_e2", "baseline")
-    assert found.value == pytest.approx(400 / 500)
-
-
-def test_in_a_cross_fit_the_seeds_that_choose_are_not_those_that_count() -> None:
-    # Each of two points is cheap on one seed alone: whichever one seed chooses is dear on the other.
-    rows = seeds("a", 0, 100.0, 900.0) + seeds("a", 1, 900.0, 100.0) + seeds("b", 0, 300.0, 300.0)
-    assert cross_fit(rows, "a", "b") == pytest.approx(3)
-
-
-@pytest.mark.parametrize(
-    ("variant", "factor", "batches", "expected"),
-    [
-        ("none", 1, 0, 256),
-        ("batch", 2, 0, 256),
-        ("batch", 2, 16, 256 + 16 * 32 / 2),
-        ("example_after_augmentation", 2, 0, 128),
-        ("example_before_augmentation", 4, 0, 64),
-    ],
-)
-def test_what_fills_a_buffer(variant: str, factor: int, batches: int, expected: float) -> None:
-    row = {"echo_variant": variant, "echo_factor": factor, "shuffle_buffer": 256, "batch_size": 32}
-    assert filling(row | {"batch_shuffle_buffer": batches}) == expected

@@ -1,21 +1,17 @@
 """Noise between examples and within copies is what its definition says; branches differ in the echo alone."""
 
 import itertools
-import json
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from adaecho.records.trials import read_rows
 from adaecho.training.optimizer import make_optimizer
-from experiments.repeat_value import measure
+from experiments.repeat_value import equal_steps, measure
 
 
 def slow_noise(gradients: list[list[list[float]]]) -> tuple[float, float, float]:
@@ -48,7 +44,7 @@ def test_the_split_of_gradients_worked_out_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def work() -> Any:
-    return measure.workload()
+    return equal_steps.workload(equal_steps.SUBJECTS["digits"], [])
 
 
 def test_gradients_of_examples_are_those_of_each_alone(work: Any) -> None:
@@ -79,24 +75,6 @@ def a_start(work: Any) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def test_a_branch_that_repeats_nothing_is_the_one_without_echoing(
-    work: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "FRESH", 96)
-    monkeypatch.setattr(measure, "CONTINUATIONS", 2)
-    once = [(variant, 1) for variant, _ in measure.BRANCHES[:3]]
-    monkeypatch.setattr(measure, "BRANCHES", [*once, ("batch", 2)])
-    model, optimizer = a_start(work)
-    before = [parameter.clone() for parameter in model.parameters()]
-    momentum = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
-    losses = work.branches(model, optimizer, np.arange(64, 1437), (0, 64))
-    assert all(losses[branch] == losses[measure.BASELINE] for branch in once)
-    assert all(a != b for a, b in zip(losses["batch", 2], losses[measure.BASELINE], strict=True))
-    assert losses[measure.BASELINE][0] != losses[measure.BASELINE][1]
-    assert all(map(torch.equal, before, model.parameters()))
-    assert all(map(torch.equal, momentum, (state["momentum_buffer"] for state in optimizer.state.values())))
-
-
 @pytest.mark.parametrize("echo", ["batch", "example_after_augmentation", "example_before_augmentation"])
 def test_branches_take_each_fresh_example_as_often_and_no_other(work: Any, echo: str) -> None:
     def taken(echo: str, factor: int) -> list[tuple[list[bytes], list[int]]]:
@@ -124,22 +102,3 @@ def test_branches_take_each_fresh_example_as_often_and_no_other(work: Any, echo:
         assert ours == Counter({image: 4 * number for image, number in images.items()})
     else:
         assert ours.keys() > images.keys()  # first uses are augmented alike, and repeats otherwise
-
-
-def test_it_goes_on_where_it_stopped_and_writes_the_same_tables(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    small = {"SEEDS": range(2), "CHECKPOINTS": (64, 1472), "FRESH": 64, "CONTINUATIONS": 1, "EXAMPLES": 200}
-    for name, value in small.items():
-        monkeypatch.setattr(measure, name, value)
-    for name, runs in (("one", "runs"), ("two", "runs"), ("three", "others")):
-        if name == "two":
-            (tmp_path / "runs" / "1.json").unlink()
-        arguments = ["it", "--runs", str(tmp_path / runs), "--results", str(tmp_path / name)]
-        monkeypatch.setattr(sys, "argv", arguments)
-        measure.main()
-    one, *others = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in
-                    ("one", "two", "three"))  # fmt: skip
-    assert others == [one, one]
-    assert len(read_rows(tmp_path / "one" / "branches.json")) == 2 * 2 * 7
-    assert json.loads(one["origin.json"])["commands"] == ["python -m experiments.repeat_value.measure"]

@@ -1,9 +1,8 @@
-"""The report and the page of claims, of records that decide the paper's claims and of those that don't."""
+"""The report of records that decide the paper's claims and of those that don't."""
 
 import shutil
 from pathlib import Path
 
-from experiments.evidence import claims_page
 from experiments.evidence.__main__ import draw
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results"
@@ -33,12 +32,3 @@ def test_a_report_of_the_papers_experiments_begins_with_its_claims() -> None:
     assert contents.count("](#") == contents.count("\n* ") == 1
     assert rest.startswith("Which of the paper's claims hold")
     assert "the same before the ceiling: batch echoing" in text
-    assert "not yet measured" in text, "claims of other experiments have no records here"
-
-
-def test_the_page_of_claims_can_be_made_of_any_results() -> None:
-    shutil.copytree(COMMITTED / "quickstart" / "digits", "results/quickstart/digits")
-    claims_page.main(["--results", "results", "--into", "claims.md"])
-    page = Path("claims.md").read_text()
-    assert page.startswith("# What holds")
-    assert "## Winners on new seeds" not in page

@@ -13,21 +13,18 @@ from scripts.slow_store import make_server
 from tests.ports import free_port
 from tests.scripts.load import SCRIPTS
 from tests.servers import running
-from tests.shards.nginx import needs_nginx, wait_until_it_listens
+from tests.shards.nginx import wait_until_it_listens
 
 CONTENT = bytes(range(256)) * 400
 
 
-@pytest.mark.parametrize("flags", [pytest.param([], marks=needs_nginx), ["--without-nginx"]])
-def test_it_serves_a_folder_until_it_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
-) -> None:
+def test_it_serves_a_folder_until_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "a.tar").write_bytes(CONTENT)
     port = free_port()
-    arguments = [str(folder), "--port", str(port), "--kilobytes-per-s", "500", *flags]
+    arguments = [str(folder), "--port", str(port), "--kilobytes-per-s", "500"]
     store = subprocess.Popen([sys.executable, SCRIPTS / "slow_store.py", *arguments], stdout=subprocess.PIPE)
     try:
         wait_until_it_listens(port, store)
@@ -35,10 +32,9 @@ def test_it_serves_a_folder_until_it_is_ended(
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{place}/a.tar", timeout=60) as answer:
                 assert answer.read() == CONTENT
     finally:
-        store.send_signal(signal.SIGTERM)
-        output, _ = store.communicate(timeout=60)
+        store.send_signal(signal.SIGINT)
+        store.communicate(timeout=60)
     assert store.returncode == 0
-    assert output.decode().startswith("our own server" if flags else "nginx")
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/fast/a.tar", timeout=60)
 
@@ -51,15 +47,5 @@ def test_a_client_that_goes_away_is_no_error(tmp_path: Path, capfd: pytest.Captu
         for place in ("slow", "fast"):
             with socket.create_connection(server.server_address, timeout=60) as client:
                 client.sendall(f"GET /{place}/a.tar HTTP/1.0\r\n\r\n".encode())
-                assert client.recv(100).startswith(b"HTTP/1.0 200")
+                assert client.recv(100).startswith(b"HTTP/1.1 200")
     assert capfd.readouterr().err == ""
-
-
-def test_a_missing_folder_is_one_message(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "slow_store.py", tmp_path / "absent"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert "there is no such folder" in done.stderr
