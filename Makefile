@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install dev lint format test test-all figures reproduce bench constraints dist docs clean
+.PHONY: help quickstart install dev lint format test test-all figures reproduce bench constraints dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,8 +38,6 @@ test-all: $(VENV)/installed-dev ## the same, and the other forms of its tests, w
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m experiments.evidence
-	$(BIN)/python -m experiments.evidence.claims_page
-	$(BIN)/python -m experiments.evidence.pages
 
 reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, BUDGET_S seconds at a time
 	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S) $(if $(CIFAR10),--cifar10 "$(CIFAR10)")
@@ -48,15 +46,12 @@ bench: $(VENV)/installed-dev ## ratios against peers, both sides measured in one
 	@for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do \
 	  name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-constraints: $(VENV)/installed-dev ## constraints.txt anew, of the newest versions that pyproject.toml allows
-	$(BIN)/python scripts/newest.py > constraints.new && mv constraints.new constraints.txt
+constraints: $(VENV)/installed-dev ## constraints.txt anew: the versions in .venv, which passed the tests
+	$(BIN)/python -m pip freeze --exclude-editable | grep -viE '^(nvidia-(cu|nc|nv[jst])|cuda|triton)' > constraints.txt
 
 dist: $(VENV)/installed-dev ## sdist and wheel in dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
-
-docs: $(VENV)/installed-dev ## the documentation as a site in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python scripts/site.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist

@@ -1,8 +1,4 @@
-"""Is Lightning's Trainer waiting for data? ``python examples/headroom_lightning.py``.
-
-``trainer.fit(model, headroom.watch(loader))`` finds out more (the loader alone), where nothing needs the
-loader to be a DataLoader; the callback works with any.
-"""
+"""Is Lightning's Trainer waiting for data? ``python examples/headroom_lightning.py``."""
 
 import time
 from typing import Any

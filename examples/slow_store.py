@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adaecho import EchoLoader, IndexedTarShards
+from adaecho import EchoLoader, TarShards
 
 DELAY_S = 0.002  # for each example
 
@@ -37,11 +37,10 @@ def write_shard(path: Path, examples: int) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_shard(Path(folder) / "train-00.tar", 200)
-        shards = IndexedTarShards(f"{folder}/train-*.tar")  # or https://..., s3://...
+        shards = TarShards(f"{folder}/train-*.tar")  # or https://..., s3://...
         with EchoLoader(
             shards,
             16,
-            order="shards",
             decode=decode,
             echo="batch",
             factor="auto",
