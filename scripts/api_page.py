@@ -21,7 +21,6 @@ without notice. For commands, see [Framework](framework.md), [Sweeps](sweeps-and
 # Module: its public names; of those with a star the members too.
 _NAMES = {
     "adaecho": "EchoLoader* AdaScale* TarShards",
-    "adaecho.adascale": "AdaScaleWrapper",
     "adaecho.headroom": "watch Watch*",
     "adaecho.transforms.photographs": "DecodeImage RandomResizedCrop CentreCrop",
     "adaecho.transforms.small_images": "PadCropFlip",

@@ -328,16 +328,8 @@ def _validate_adascale(config: Config) -> None:
             f"schedule.counts={config.schedule.counts}: AdaScale reads its schedule at the scale-invariant "
             f"steps; choose schedule.counts=steps; or {instead}"
         )
-    if count > 1 or launched_ranks() > 1:
-        return  # the gain comes from the differences between micro-batches, or ranks
-    repeats_examples = VARIANTS[config.echo.variant].repeats == "examples"
-    if config.echo.factor != 1 and (repeats_examples or config.echo.batch_shuffle_buffer > 0):
+    if count == 1 and launched_ranks() == 1:
         raise ConfigError(
-            "adascale.num_gradients_to_accumulate=1: the gain comes from the difference between "
-            f"consecutive batches, which echo={config.echo.variant} makes share examples; use at least 2"
-        )
-    if adascale.scale is None:
-        raise ConfigError(
-            "adascale.num_gradients_to_accumulate=1: give adascale.scale, how many base batches a batch is "
-            "worth, or use at least 2"
+            "adascale.num_gradients_to_accumulate=1: one process needs at least 2 micro-batches per step to "
+            "measure the gradient variance"
         )

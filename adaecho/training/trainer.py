@@ -138,8 +138,6 @@ class Trainer:
                 status = self._before_step(outlook)
                 if status is not None:
                     return status
-                if self.adascale is not None and outlook.fresh_examples == self.fresh_examples:
-                    self.adascale.mark_repeated_batch()
                 batch = next(batches)
                 self.fresh_examples = outlook.fresh_examples
                 self._step(batch)

@@ -1,4 +1,4 @@
-"""On a GPU: the numbers are those of the CPU."""
+"""On a GPU, the numbers equal those of the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Two gloo ranks on this machine: equal to accumulation on one process, and ranks that agree."""
+"""Two gloo ranks equal accumulation on one process, and the ranks agree."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_all_ranks_skip_a_step_that_was_not_finite_on_one(outcomes):
     assert_identical(outcomes[0]["overflow"]["last"], outcomes[1]["overflow"]["last"])
 
 
-def test_world_size_1_takes_the_statistics_of_one_rank(outcomes):
+def test_world_size_1_uses_the_statistics_of_one_rank(outcomes):
     for rank, outcome in enumerate(outcomes):
         model = mlp()
         optimizer = AdaScale(two_ranks.sgd(model.parameters()), num_gradients_to_accumulate=2)
@@ -79,9 +79,16 @@ def test_world_size_1_takes_the_statistics_of_one_rank(outcomes):
         assert outcome["one_rank"] == optimizer.gain()
 
 
-def test_an_adascale_made_before_there_were_ranks_takes_no_step(outcomes):
+def test_hooks_copy_no_gradient(outcomes):
+    assert [outcome["copied"] for outcome in outcomes] == [0, 0]
+
+
+def test_adascale_created_before_init_process_group_takes_no_step(outcomes):
     for outcome in outcomes:
-        assert "had 1 rank(s), and now there are 2; make it after init_process_group" in outcome["early"]
+        assert (
+            "created with 1 rank(s), but torch.distributed now has 2; create it after init_process_group"
+            in outcome["early"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -90,5 +97,5 @@ def test_an_adascale_made_before_there_were_ranks_takes_no_step(outcomes):
         *((name, "a parameter is sharded") for name in ("fsdp", "fsdp_original_parameters", "fsdp2")),
     ],
 )
-def test_what_no_rank_could_measure_is_refused(outcomes, name, message):
+def test_sharded_parameters_are_refused(outcomes, name, message):
     assert all(message in outcome["refusals"][name] for outcome in outcomes)

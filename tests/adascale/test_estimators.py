@@ -1,9 +1,13 @@
-"""Sums of squares and averages; what the estimators are, test_optimizer compares."""
+"""Sums of squares, and the bias of the clipped estimators. test_optimizer.py compares the estimators."""
 
 import pytest
 import torch
 
-from adaecho.adascale.estimators import estimate_across_gradients, gain_ratio, squares_by_group
+from adaecho.adascale.estimators import estimate, gain_ratio, norms_by_group, total_squares
+
+
+def squares_by_group(groups):
+    return total_squares(norms_by_group(groups))
 
 
 def sum_of_squares(tensors):
@@ -26,7 +30,7 @@ def test_half_precision_does_not_overflow():
     assert sum_of_squares([large]).item() == pytest.approx(10 * float(large[0]) ** 2)
 
 
-def test_tensors_of_several_types_in_groups_one_of_them_empty():
+def test_groups_of_mixed_dtypes_and_an_empty_group():
     one, other = torch.randn(7), torch.randn(30_000, dtype=torch.float64)
     half, pair = torch.randn(5).bfloat16(), torch.randn(3, dtype=torch.complex64)
     squares = squares_by_group([[one, half, other], [], [pair]])
@@ -39,7 +43,7 @@ def test_strided_and_sparse_gradients():
     expected = image.double().square().sum().item()
     for layout in (image.to(memory_format=torch.channels_last), image.transpose(0, 2)):
         assert sum_of_squares([layout]).item() == pytest.approx(expected, rel=1e-6)
-    # Row 1 twice: the elements add up before they are squared.
+    # Row 1 occurs twice. Its elements are added before they are squared.
     values = [[1.0, 2.0], [3.0, 4.0], [1.0, 1.0]]
     for rows in (5, 50_000):
         sparse = torch.sparse_coo_tensor([[1, 1, 3]], values, (rows, 2), check_invariants=True)
@@ -51,7 +55,7 @@ def test_strided_and_sparse_gradients():
 
 @pytest.mark.parametrize(("directions", "percent_low"), [(100, 3.5), (1000, 1.1)])
 def test_clipping_makes_the_gain_low_where_noise_dominates(directions, percent_low):
-    """S = 2, sigma^2 / mu^2 = 300 spread evenly over so many directions: what the module states."""
+    """S = 2 and sigma^2 / mu^2 = 300 over independent directions, as estimators.py states."""
     generator = torch.Generator().manual_seed(0)
     samples = []
     for _ in range(20):
@@ -60,7 +64,7 @@ def test_clipping_makes_the_gain_low_where_noise_dominates(directions, percent_l
         gradients[..., 0] += 1  # mu^2 = 1
         sums, mean = gradients.square().sum((1, 2)), gradients.mean(1).square().sum(1)
         pairs = zip(sums.tolist(), mean.tolist(), strict=True)
-        samples += [estimate_across_gradients(*pair, 2, 2.0) for pair in pairs]
+        samples += [estimate(*pair, 2, 2.0) for pair in pairs]
     variance, square = (sum(of) / len(samples) for of in zip(*samples, strict=True))
     true = (300 + 1) / (300 / 2 + 1)
     low = 100 * (1 - gain_ratio(variance, square, 2.0) / true)

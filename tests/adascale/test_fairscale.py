@@ -1,13 +1,12 @@
-"""Side by side with the fairscale package, where it is installed."""
+"""Comparison with the fairscale package, if it is installed."""
 
 import importlib.util
 import warnings
 
 import pytest
 import torch
-from torch import nn
 
-from adaecho.adascale import AdaScale, AdaScaleWrapper
+from adaecho.adascale import AdaScale
 from tests.adascale.helpers import backward, batches, layers, mlp, weights
 from tests.needs import needs
 
@@ -69,24 +68,6 @@ def test_gains_and_weights_equal_over_100_steps(num_gradients, num_groups, argum
     steps = batches(100, num_gradients, dtype=torch.float32)
     scaled = arguments.get("is_scaled_loss", True)
     assert_equal_steps((ours, optimizer), (theirs, reference), steps, scaled)
-
-
-def test_wrapper_takes_its_arguments():
-    ours, theirs = mlp(torch.float32), mlp(torch.float32)
-    positional = (1, 4.0, 0.9, 2, True, torch.optim.SGD)
-    optimizer = AdaScaleWrapper(ours.parameters(), *positional, lr=0.05, momentum=0.9)
-    reference = fairscale.AdaScaleWrapper(theirs.parameters(), *positional, lr=0.05, momentum=0.9)
-    assert_equal_steps((ours, optimizer), (theirs, reference), batches(10, 2, dtype=torch.float32))
-
-
-def test_wrapper_keeps_the_loss_scaled_where_its_does_not():
-    # FairScale hands debias_ewma over in the place of is_scaled_loss.
-    model = nn.Linear(5, 3)
-    arguments = {"num_gradients_to_accumulate": 2, "debias_ewma": False, "lr": 0.05}
-    assert not fairscale.AdaScaleWrapper(model.parameters(), **arguments)._is_scaled_loss
-    ours = AdaScaleWrapper(model.parameters(), **arguments)
-    with pytest.raises(RuntimeError, match="divided already"):
-        ours.scale_grad_by_num_grads_to_accum()
 
 
 def with_a_group_added_at_step_10(kind, debias):

@@ -1,4 +1,4 @@
-"""What the gain does to the rate: SGD's rule, Adam's square root, or nothing; and what is refused."""
+"""The three rules: the gain for SGD, its square root for Adam, and measuring only."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from adaecho import AdaScale
-from adaecho.adascale import AdaScaleWrapper
 from tests.adascale.helpers import (
     accumulating,
     assert_identical,
@@ -75,7 +74,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_measuring_leaves_every_weight_as_it_would_be(kind, dtype):
+def test_measuring_does_not_change_the_weights(kind, dtype):
     model, bare = mlp(dtype), mlp(dtype)
     ours, plain = (getattr(torch.optim, kind)(one.parameters(), **OPTIMIZERS[kind]) for one in (model, bare))
     optimizer = AdaScale(ours, num_gradients_to_accumulate=2, smoothing=0.5, rule="measure")
@@ -97,7 +96,7 @@ def test_measuring_leaves_every_weight_as_it_would_be(kind, dtype):
     assert_identical(weights(model), weights(bare))
 
 
-def test_the_noise_scale_of_nothing_seen_and_of_noise_alone():
+def test_the_noise_scale_before_a_sample_and_of_noise_alone():
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = AdaScale(torch.optim.SGD([weight], lr=0.0), num_gradients_to_accumulate=2)
     assert math.isnan(optimizer.gradient_noise_scale())
@@ -121,21 +120,20 @@ def under(rule, kind):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (of(torch.optim.Adam), 'rule="gain" is not made for Adam: .* "sqrt_gain" for Adam'),
-        (of(torch.optim.AdamW), 'not made for AdamW'),
-        (of(torch.optim.RMSprop), 'not made for RMSprop: .* "measure" reads'),
-        (under("sqrt_gain", torch.optim.SGD), 'not made for SGD: "gain" is for SGD'),
-        (under("sqrt_gain", torch.optim.Adagrad), 'not made for Adagrad'),
+        (of(torch.optim.Adam), 'rule="gain" does not fit Adam; .* "sqrt_gain" for Adam'),
+        (of(torch.optim.AdamW), 'does not fit AdamW'),
+        (of(torch.optim.RMSprop), 'does not fit RMSprop; .* "measure", which leaves'),
+        (under("sqrt_gain", torch.optim.SGD), 'does not fit SGD; use "gain" for SGD'),
+        (under("sqrt_gain", torch.optim.Adagrad), 'does not fit Adagrad'),
         (under("root", torch.optim.SGD), "rule='root': must be one of gain, sqrt_gain, measure"),
-        (lambda: AdaScaleWrapper([PARAMETER], optim_cls=torch.optim.Adam, scale=2.0), 'not made for Adam'),
     ],
 )  # fmt: skip
-def test_what_can_not_be_is_refused_with_the_remedy(build, message):
+def test_a_rule_that_does_not_fit_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_an_optimizer_of_ones_own_is_taken():
+def test_a_custom_optimizer_is_accepted():
     class Own(torch.optim.Optimizer):
         def step(self):
             for group in self.param_groups:
@@ -149,22 +147,10 @@ def test_an_optimizer_of_ones_own_is_taken():
     torch.testing.assert_close(weights(model), weights(expected))
 
 
-def test_the_wrapper_builds_the_optimizer_it_names():
-    model, expected = mlp(), mlp()
-    of_sgd = {"lr": 0.05, "momentum": 0.9, "nesterov": True}
-    of_ours = {"num_gradients_to_accumulate": 2, "debias_ewma": False, "smoothing": 0.5}
-    optimizer = AdaScaleWrapper(model.parameters(), optim_cls=torch.optim.SGD, **of_ours, **of_sgd)
-    plain = AdaScale(torch.optim.SGD(expected.parameters(), **of_sgd), **of_ours)
-    assert train(model, optimizer, batches(5, 2)) == train(expected, plain, batches(5, 2))
-    assert_identical(weights(model), weights(expected))
-    with pytest.raises(TypeError, match="no_such_argument"):
-        AdaScaleWrapper(model.parameters(), scale=2.0, lr=0.1, no_such_argument=1)
-
-
 def test_losses_that_are_not_divided():
     model = mlp()
     settings = {"num_gradients_to_accumulate": 2, "debias_ewma": False, "is_scaled_loss": False}
-    optimizer = AdaScaleWrapper(model.parameters(), **settings, lr=0.05)
+    optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), **settings)
     optimizer.scale_grad_by_num_grads_to_accum()  # nothing to divide yet
     model(next(batches(1, 1))[0][0]).sum().backward()
     before = model[0].weight.grad.clone()

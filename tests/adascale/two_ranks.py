@@ -128,6 +128,17 @@ def statistics_of_one_rank(rank):
     return optimizer.gain()
 
 
+def copied_gradients(rank):
+    """Gradients of a first pass that autograd had to copy into .grad."""
+    model, came = mlp(), {}
+    optimizer = AdaScale(sgd(model.parameters()))
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient, key=parameter: came.update({key: gradient.data_ptr()}))
+    backward(DistributedDataParallel(model), share(next(batches(1, 2)), rank))
+    optimizer.step()
+    return sum(parameter.grad.data_ptr() != came[parameter] for parameter in model.parameters())
+
+
 def made_too_early(rank, model, optimizer):
     """The message of a step where there were no ranks yet when AdaScale was made."""
     before = weights(model)
@@ -154,6 +165,7 @@ def everything(rank):
         "branches": branches(rank),
         "overflow": overflow_on_rank_1(rank),
         "one_rank": statistics_of_one_rank(rank),
+        "copied": copied_gradients(rank),
         "refusals": refusals(),
     }
 
