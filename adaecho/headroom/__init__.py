@@ -1,6 +1,6 @@
-"""Would echoing help? Measures R, before any training or in one's own loop (``watch``)."""
+"""Measure whether training is input-bound, and so whether echoing would help."""
 
-from adaecho.headroom.own_loop import Watch as Watch
-from adaecho.headroom.own_loop import watch as watch
+from adaecho.headroom.loop_timer import Watch as Watch
+from adaecho.headroom.loop_timer import watch as watch
 
 __all__ = ["Watch", "watch"]

@@ -1,10 +1,10 @@
-"""Would echoing help? Measures R = t_upstream / t_downstream before any training.
+"""Measure R = t_upstream / t_downstream of a task before training. Echoing helps if R is above 1.
 
     python -m adaecho.headroom task=cifar10 data.path=...       # arguments as for python -m adaecho.run
     python -m adaecho.headroom task=imagenet data.path=... step_s=0.05
 
-It times each upstream stage alone, the whole of upstream as EchoLoader runs it, and the training step on a
-batch that is already on the device. step_s= states the seconds of your own step instead.
+It times each upstream stage alone, all stages together as EchoLoader runs them, and the training step on a
+batch that is on the device. step_s= replaces the measured step by the seconds of your own step.
 """
 
 import sys
@@ -15,20 +15,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema
 from adaecho.errors import ConfigError, fail, say, told
-from adaecho.headroom.measure import BUDGET_S, measure
+from adaecho.headroom.pipeline_timer import BUDGET_S, measure
 from adaecho.run import CONF, explain
 
 
 def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
-    """Compose, measure, print."""
+    """Compose the config, measure and print."""
     given = [argument for argument in arguments if argument.startswith("step_s=")]
     overrides = [argument for argument in arguments if argument not in given]
+    if not any(argument.startswith("task=") for argument in overrides):
+        raise ConfigError("task: missing; give one, for example task=digits")
     try:
         step_s = float(given[-1].removeprefix("step_s=")) if given else None
     except ValueError:
         step_s = 0.0
     if step_s is not None and not step_s > 0:
-        raise ConfigError(f"{given[-1]}: must be the seconds of one training step, e.g. step_s=0.05")
+        raise ConfigError(f"{given[-1]}: expected the seconds of one training step, for example step_s=0.05")
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         config = schema.from_plain(schema.to_plain(compose("config", overrides=overrides)))
     found = measure(config, budget_s, step_s)
@@ -37,7 +39,7 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
 
 
 def cli() -> None:
-    """``main`` with one message for what the user can mend."""
+    """Run ``main``; show errors of the user as one message."""
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(__doc__.strip())
         return

@@ -1,4 +1,4 @@
-"""What to try where a loop waits for data: a cache, more workers, then echoing."""
+"""Advice for an input-bound loop: cache, then more workers, then echoing."""
 
 import math
 import os
@@ -6,30 +6,30 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 
-LEAST_RATIO = 1.05  # R below this: the loader is no slower than the step
-_WORTH_A_LINE = 1.1  # more workers are named while each doubling brings so much
-_MOST_WORKERS = 32
+MIN_RATIO = 1.05  # below this R, the loader is as fast as the step
+_MIN_SPEEDUP = 1.1  # of a doubling of the workers, for it to be suggested
+_MAX_WORKERS = 32
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop and its loader, as measured.
+    """Measurements of a loop and its loader.
 
     Attributes:
         wait_s: mean seconds that a step waits for its batch.
         step_s: mean seconds of a step.
-        upstream_s: seconds the loader takes for a batch.
-        workers: of the loader, 0 where the loop's own thread reads; None where it doesn't tell.
-        pass_bytes: of the batches of a pass; 0 where unknown.
-        echoed: how often the loader repeats each batch already.
+        upstream_s: seconds that the loader takes for a batch.
+        workers: number of workers of the loader; 0 if the loop's thread reads, None if unknown.
+        epoch_bytes: bytes of the batches of an epoch; 0 if unknown.
+        factor: echoing factor of the loader.
     """
 
     wait_s: float
     step_s: float
     upstream_s: float
     workers: int | None
-    pass_bytes: int = 0
-    echoed: float = 1.0
+    epoch_bytes: int = 0
+    factor: float = 1.0
 
     @property
     def R(self) -> float:  # noqa: N802 (the paper's letter)
@@ -38,42 +38,41 @@ class Loop:
 
 
 def advice(loop: Loop) -> list[str]:
-    """What to try, in this order; empty where the loader is no slower than the step."""
-    found = [_cache(loop) if loop.R >= LEAST_RATIO else "", _workers(loop)]
-    if loop.R >= LEAST_RATIO:
+    """Return what to try, in order of preference; empty if the loader is as fast as the step."""
+    found = [_cache(loop) if loop.R >= MIN_RATIO else "", _workers(loop)]
+    if loop.R >= MIN_RATIO:
         found.append(_echo(loop))
     return [f"{number}. {one}" for number, one in enumerate(filter(None, found), 1)]
 
 
 def first_factor(ratio: float) -> int:
-    """The factor to begin with at this R: what costs no time; at least 2, or nothing echoes."""
+    """Return the echoing factor to start with: R rounded down, between 2 and 4."""
     return min(max(int(round(ratio, 1)), 2), 4)
 
 
 def _cache(loop: Loop) -> str:
-    """Where a pass of the batches fits in half of what is free."""
-    from adaecho.echo.memory.budget import free_bytes  # watching needs none of it
+    """Suggest a cache if an epoch fits in half of the free memory or disk space."""
+    from adaecho.echo.memory.budget import free_bytes  # imported late: watch() does not need it
 
-    size = int(loop.pass_bytes / loop.echoed)
+    size = int(loop.epoch_bytes / loop.factor)
     on_disk = shutil.disk_usage(tempfile.gettempdir()).free
     places = {"in memory": free_bytes() or 0, "on a local disk": on_disk}
     for place, free in places.items():
         if 0 < size <= free // 2:
             return (
-                f"keep what comes before augmentation {place}, read and decoded once: a pass of these "
-                f"batches is {_spelt(size)}, and {_spelt(free)} are free. Augmentation stays fresh, which no "
-                "repeat equals"
+                f"cache the decoded examples {place}: an epoch of these batches takes "
+                f"{_format_bytes(size)}, and {_format_bytes(free)} are free; echoing cannot beat a cache"
             )
     return ""
 
 
 def _workers(loop: Loop) -> str:
-    # What a worker waits for is shared out among them; reading then runs beside the step.
+    # Assumes that upstream time is divided by the workers and overlaps with the step.
     now, best, found, count = loop.workers or 0, 1.0, [], 1
-    while count <= _MOST_WORKERS:
+    while count <= _MAX_WORKERS:
         upstream_s = loop.upstream_s * max(now, 1) / count
         gain = (loop.wait_s + loop.step_s) / max(upstream_s, loop.step_s)
-        if count > now and gain > best * _WORTH_A_LINE:
+        if count > now and gain > best * _MIN_SPEEDUP:
             found.append(f"{gain:.2f} times as fast with {count}")
             best = gain
         count *= 2
@@ -81,27 +80,26 @@ def _workers(loop: Loop) -> str:
         return ""
     has = f" (now {loop.workers}, on {_cores()} cores)" if loop.workers is not None else ""
     return (
-        f"more workers{has}: at best {', '.join(found[:4])}, where reading waits for storage; where the "
-        "cores are busy, cheaper decoding or augmentation on the GPU"
+        f"use more workers{has}: at best {', '.join(found[:4])} if reading waits for storage; if all cores "
+        "are busy, use cheaper decoding or augment on the GPU"
     )
 
 
 def _echo(loop: Loop) -> str:
-    # experiments/distance: at e = 4 a buffer of 4,096 kept 0.8 to 0.9 of the worth of repeats a pass apart.
-    worth = (
-        f"up to {loop.R * loop.echoed:.1f} costs no time; each further repeat is worth less, and below a "
-        "shuffle_buffer of 4,096 much less"
+    # experiments/distance: at e = 4, a buffer of 4,096 kept 0.8 to 0.9 of the value of distant repeats.
+    limit = (
+        f"a factor up to {loop.R * loop.factor:.1f} costs no time; each further repeat is worth less, and "
+        "much less with a shuffle_buffer below 4,096"
     )
-    if loop.echoed > 1:
-        return f"a larger factor than this EchoLoader's {loop.echoed:g}: {worth}"
-    return f"EchoLoader(..., factor={first_factor(loop.R)}), for what is left: {worth}"
+    if loop.factor > 1:
+        return f"raise the factor of this EchoLoader (now {loop.factor:g}): {limit}"
+    return f"if the loop still waits, echo with EchoLoader(..., factor={first_factor(loop.R)}): {limit}"
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _spelt(size: float) -> str:
-    """Bytes in the unit that suits them."""
+def _format_bytes(size: float) -> str:
     power = min(max(int(math.log2(max(size, 1)) // 10), 1), 3)
     return f"{size / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"

@@ -1,11 +1,11 @@
-"""Headroom: the arithmetic by hand, and the command on digits."""
+"""Headroom: the arithmetic, and the command on digits."""
 
 from collections.abc import Callable
 
 import pytest
 
 from adaecho.headroom import __main__ as headroom
-from adaecho.headroom.measure import Headroom
+from adaecho.headroom.pipeline_timer import Headroom
 from tests.conftest import Command
 
 
@@ -23,21 +23,21 @@ def test_gains_follow_equation_1() -> None:
         assert [found(*times).gain(factor) for factor in factors] == pytest.approx(list(gains))
 
 
-def told(measured: Headroom, num_workers: int = 1) -> str:
+def report_of(measured: Headroom, num_workers: int = 1) -> str:
     return "\n".join(measured.report("digits", 32, num_workers))
 
 
 def test_the_report_of_a_task() -> None:
-    assert told(found(1.0, 2.0)).endswith("is not the bottleneck: echoing would not help.")
+    assert report_of(found(1.0, 2.0)).endswith("is not the bottleneck, so echoing would not help.")
     for text in (
-        "R = t_upstream / t_downstream = 6.00", "at e = R: at best 6.00 times", "1. more workers (now 1, on ",
-        "2. EchoLoader(..., factor=4), for what is left: up to 6.0 costs no time",
+        "R = t_upstream / t_downstream = 6.00", "e = R: at best 6.00 times", "1. use more workers (now 1, ",
+        "EchoLoader(..., factor=4): a factor up to 6.0 costs no time",
         "slowest stage: decode; start with echo=example_before_augmentation echo.factor=4",
     ):  # fmt: skip
-        assert text in told(found(6.0, 1.0))
-    assert "echo.factor=2" in told(found(2.4, 1.0))
+        assert text in report_of(found(6.0, 1.0))
+    assert "echo.factor=2" in report_of(found(2.4, 1.0))
     slow_augment = Headroom({"read": 0.1, "decode": 0.2, "augment": 0.7}, 6.0, 1.0)
-    assert "echo=example_after_augmentation" in told(slow_augment)
+    assert "echo=example_after_augmentation" in report_of(slow_augment)
 
 
 Measured = Callable[..., str]
@@ -45,7 +45,7 @@ Measured = Callable[..., str]
 
 @pytest.fixture
 def measured(capsys: pytest.CaptureFixture[str]) -> Measured:
-    """What the command says, which takes little time over it."""
+    """Output of the command with short measurements."""
 
     def said(*arguments: str) -> str:
         headroom.main(list(arguments), budget_s=0.01)
@@ -58,26 +58,24 @@ def test_the_command_measures_digits(measured: Measured) -> None:
     out = measured("task=digits", "device=cpu")
     for name in ("read alone", "augment alone", "upstream as it runs", "training step", "R = "):
         assert name in out
-    assert "2500.00" in measured("task=digits", "step_s=2.5", "device=cpu"), (
-        "a stated step in place of its own"
-    )
+    assert "2500.00" in measured("task=digits", "step_s=2.5", "device=cpu")
 
 
 REFUSED = {
-    "step_s=0: must be the seconds": "task=digits step_s=0",
-    "step_s=soon: must be": "task=digits step_s=soon",
+    "step_s=0: expected the seconds": "task=digits step_s=0",
+    "step_s=soon: expected": "task=digits step_s=soon",
     "echo.factor=0.5": "task=digits echo.factor=0.5",
-    "full_key: task.name": "~task",
+    "task: missing; give one, for example task=digits": "batch_size=16",
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_can_not_be_gets_one_message(command: Command, message: str) -> None:
+def test_mistakes_get_one_message(command: Command, message: str) -> None:
     code, _, said = command("adaecho.headroom", *REFUSED[message].split())
     assert code == 2
     assert message in said
     assert "Traceback" not in said
 
 
-def test_help_says_what_to_type(command: Command) -> None:
+def test_help_shows_the_arguments(command: Command) -> None:
     assert "step_s=" in command("adaecho.headroom", "--help")[1]

@@ -10,7 +10,7 @@ import pytest
 from adaecho import evaluate, run, show
 from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.headroom import __main__ as headroom
-from adaecho.headroom import measure
+from adaecho.headroom import pipeline_timer
 from adaecho.search import worker
 from adaecho.search.design import Arm, Design, record_design
 from adaecho.tasks import build_task
@@ -76,7 +76,7 @@ def test_every_command_tells_it_in_one_line_with_the_remedy(
         "show": lambda: show.main([str(tmp_path / "run")]),
         "headroom": lambda: headroom.cli(),
     }
-    for module in (trial, evaluate, measure):
+    for module in (trial, evaluate, pipeline_timer):
         monkeypatch.setattr(module, "build_task", then_spoiled)
     for name, command in commands.items():
         if fault != "given up" and name not in ("run", "evaluate"):

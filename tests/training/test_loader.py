@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adaecho.errors import ConfigError
-from adaecho.headroom import measure
+from adaecho.headroom import pipeline_timer
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader, upstream_arguments
 from tests.conftest import Compose
@@ -29,9 +29,9 @@ def test_order_place_and_device_reach_the_loader(compose_config: Compose) -> Non
 
 def test_they_reach_headroom(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
-    real = measure.EchoLoader
-    monkeypatch.setattr(measure, "EchoLoader", lambda **given: made.append(given) or real(**given))
-    measure.measure(compose_config(*KEYS), budget_s=0.01, step_s=0.01)
+    real = pipeline_timer.EchoLoader
+    monkeypatch.setattr(pipeline_timer, "EchoLoader", lambda **given: made.append(given) or real(**given))
+    pipeline_timer.measure(compose_config(*KEYS), budget_s=0.01, step_s=0.01)
     assert {given["order"] for given in made} == {"stored"}
     assert {given["place"] for given in made} == {"decoded"}
 

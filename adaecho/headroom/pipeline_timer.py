@@ -1,6 +1,5 @@
-"""What a configured task takes upstream, by stage, and for a step, before any training."""
+"""Time the upstream stages and the training step of a configured task."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,32 +10,32 @@ import torch
 from adaecho.config.schema import Config
 from adaecho.datasets.storage import storage_errors
 from adaecho.echo import EchoLoader
-from adaecho.headroom.advice import LEAST_RATIO, Loop, advice, first_factor
-from adaecho.headroom.own_loop import num_bytes
+from adaecho.headroom.advice import MIN_RATIO, Loop, advice, first_factor
+from adaecho.headroom.loop_timer import num_bytes
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.training.device import autocast, choose_device, choose_precision, synchronize
 from adaecho.training.loader import upstream_arguments
 
 BUDGET_S = 2.0  # for each measurement
-_LEAST_BATCHES = 3
+_MIN_CALLS = 3
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """What was measured, in seconds per batch.
+    """Measured times, in seconds per batch.
 
     Attributes:
-        stages_s: what each upstream stage adds to those before it, in one thread.
-        upstream_s: the whole of upstream, as the loader runs it.
+        stages_s: time that each upstream stage adds to the stages before it, in one thread.
+        upstream_s: all upstream stages, as the loader runs them.
         step_s: one training step.
-        pass_bytes: of a pass of the batches; 0 where it isn't known.
+        epoch_bytes: bytes of the batches of an epoch; 0 if unknown.
     """
 
     stages_s: dict[str, float]
     upstream_s: float
     step_s: float
-    pass_bytes: int = 0
+    epoch_bytes: int = 0
 
     @property
     def ratio(self) -> float:
@@ -44,16 +43,16 @@ class Headroom:
         return self.upstream_s / self.step_s
 
     def gain(self, factor: float) -> float:
-        """How many times faster training gets at an echoing factor, if repeats were as good as fresh data.
+        """Return the speed-up at an echoing factor if repeats were as good as fresh examples.
 
-        One fresh batch and its e steps take max(t_upstream, e * t_downstream) (paper, equation 1), and 1/e
-        as many are needed.
+        A fresh batch and its e steps take max(t_upstream, e * t_downstream) (paper, equation 1), and training
+        needs 1/e as many fresh batches.
         """
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)
 
     def report(self, name: str, batch_size: int, num_workers: int) -> Iterator[str]:
-        """Line by line, with what to do about it."""
+        """Yield the report line by line, with advice at the end."""
         yield f"{name}, batches of {batch_size}, num_workers={num_workers}"
         yield f"{'':24}{'examples/s':>12}{'ms/batch':>12}"
         rows = {f"{stage} alone": seconds for stage, seconds in self.stages_s.items()}
@@ -62,15 +61,15 @@ class Headroom:
             rate = f"{batch_size / seconds:12.0f}" if seconds > 0 else f"{'-':>12}"
             yield f"{label:24}{rate}{1000 * seconds:12.2f}"
         yield f"R = t_upstream / t_downstream = {self.ratio:.2f}"
-        if self.ratio < LEAST_RATIO:
-            yield "Your input pipeline is not the bottleneck: echoing would not help."
+        if self.ratio < MIN_RATIO:
+            yield "The input pipeline is not the bottleneck, so echoing would not help."
             return
         for label, factor in (("2", 2.0), ("4", 4.0), ("R", self.ratio)):
             gain = self.gain(factor)
-            yield f"at e = {label}: at best {gain:.2f} times as fast, were repeats as good as fresh examples"
+            yield f"e = {label}: at best {gain:.2f} times as fast, if repeats were as good as fresh examples"
         wait_s = self.upstream_s - self.step_s if num_workers else self.upstream_s
-        yield from advice(Loop(wait_s, self.step_s, self.upstream_s, num_workers, self.pass_bytes))
-        # Only what lies before the echo is spared.
+        yield from advice(Loop(wait_s, self.step_s, self.upstream_s, num_workers, self.epoch_bytes))
+        # Echoing saves only the stages before it.
         slowest = max(self.stages_s, key=lambda stage: self.stages_s[stage])
         variant = f"example_{'after' if slowest == 'augment' else 'before'}_augmentation"
         yield f"slowest stage: {slowest}; start with echo={variant} echo.factor={first_factor(self.ratio)}"
@@ -78,40 +77,40 @@ class Headroom:
 
 @storage_errors()
 def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = None) -> Headroom:
-    """Measure a configured task.
+    """Measure the upstream stages and the step of a configured task.
 
     Args:
         config: task, data, batch size, workers and device are used.
         budget_s: seconds for each measurement.
-        step_s: of one training step; None measures it.
+        step_s: seconds of one training step; None measures it.
 
     Raises:
-        UserError: the task can't be built.
+        UserError: the task cannot be built.
     """
     torch.set_num_threads(config.threads)
     task, device = build_task(config), choose_device(config)
     given = upstream_arguments(config, task, device)
-    # The shuffle buffer only delays what is read: a batch's worth will do.
+    # The size of the shuffle buffer does not change the rate. One batch is enough.
     with EchoLoader(**given, shuffle_buffer=config.batch_size) as loader:
         batches = iter(loader)
         batch = next(batches)
-        # What threads have ready comes at once.
+        # Batches that the workers have prefetched would bias the mean.
         ahead = given["prefetch"] if given["prefetch"] is not None else 2 * max(given["num_workers"], 1)
         upstream_s = time_call(lambda: next(batches), budget_s, warm_up=ahead + 2)
-    pass_bytes = num_bytes(batch) * num_examples(given["source"]) // config.batch_size
+    epoch_bytes = num_bytes(batch) * num_examples(given["source"]) // config.batch_size
     step_s = training_step_s(config, task, batch, device, budget_s) if step_s is None else step_s
-    return Headroom(stages_s(given, budget_s), upstream_s, step_s, pass_bytes)
+    return Headroom(stages_s(given, budget_s), upstream_s, step_s, epoch_bytes)
 
 
 def num_examples(source: Any) -> int:
-    """Of a source; 0 where it doesn't say."""
+    """Return the length of a source; 0 if it has none."""
     source = next(iter(source.values())) if isinstance(source, dict) else source
     return len(source) if hasattr(source, "__len__") else 0
 
 
 def stages_s(given: dict[str, Any], budget_s: float) -> dict[str, float]:
-    """Seconds a batch that each stage adds, in one thread, on the processor."""
-    # Examples that are still to be decoded, or of different sizes, make no batch but a list.
+    """Return the seconds per batch that each stage adds, in one thread on the CPU."""
+    # Undecoded examples, and images of different sizes, cannot be stacked. They are collated to a list.
     raw = {"augment": None, **({"collate": list} if given["decode"] is not None else {})}
     stages: dict[str, dict[str, Any]] = {"read": {**raw, "decode": None}}
     if given["decode"] is not None:
@@ -128,7 +127,7 @@ def stages_s(given: dict[str, Any], budget_s: float) -> dict[str, float]:
 
 
 def training_step_s(config: Config, task: Task, batch: Any, device: torch.device, budget_s: float) -> float:
-    """Seconds of one step of SGD with momentum on a batch that is on the device."""
+    """Return the seconds of one step of SGD with momentum on a batch that is on the device."""
     model = task.build_model().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     precision = choose_precision(config, device)
@@ -146,13 +145,11 @@ def training_step_s(config: Config, task: Task, batch: Any, device: torch.device
 
 
 def time_call(call: Callable[[], Any], budget_s: float, warm_up: int = 1) -> float:
-    """Mean seconds of a call within a budget, after some that don't count."""
+    """Return the mean seconds of a call, measured for ``budget_s`` after ``warm_up`` calls."""
     for _ in range(warm_up):
         call()
-    start = time.perf_counter()
-    for number in itertools.count(1):
+    calls, spent_s, start = 0, 0.0, time.perf_counter()
+    while calls < _MIN_CALLS or spent_s < budget_s:
         call()
-        spent_s = time.perf_counter() - start
-        if number >= _LEAST_BATCHES and spent_s >= budget_s:
-            return spent_s / number
-    raise AssertionError("not reached")
+        calls, spent_s = calls + 1, time.perf_counter() - start
+    return spent_s / calls

@@ -1,0 +1,193 @@
+"""Measure how long a training loop waits for data.
+
+from adaecho import headroom
+
+with headroom.watch(loader) as watched:
+    for batch in watched:
+        train(batch)
+# prints watched.report()
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from adaecho.headroom.advice import Loop, advice
+
+_PAUSE = 10  # a step this many times the mean is an evaluation or a checkpoint, and is not counted
+_MIN_STALL = 0.05  # a smaller stall fraction is not worth a change
+
+
+class Watch:
+    """Timer of a training loop, returned by ``watch``.
+
+    It passes on the attributes of the loader. A trainer's callback may call ``begin_step`` and ``end_step``
+    around each step instead of iterating, and ``resume`` after anything else, such as an evaluation.
+
+    Attributes:
+        batches: number of counted steps.
+    """
+
+    def __init__(self, loader: Iterable[Any] | None = None) -> None:
+        self._loader = loader
+        self._asked: Any = None  # when the loop asked for the batch
+        self._given: Any = None
+        self._pending: deque[tuple[Any, Any, Any]] = deque()  # steps that the GPU has not finished
+        self.batches = 0
+        self._wait_s = self._step_s = 0.0
+        self._batch_bytes = 0
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            print(self.report())
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_loader"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._asked = None  # the first batch of an epoch waits for workers to start, and is not counted
+        for batch in () if self._loader is None else self._loader:
+            self._batch_bytes = self._batch_bytes or num_bytes(batch)
+            self.begin_step()
+            yield batch
+            self.end_step()
+
+    def begin_step(self) -> None:
+        """Record that the batch has arrived and the step begins."""
+        self._given = _now()
+
+    def end_step(self) -> None:
+        """Record that the step ended, or was queued on the GPU. The wait for the next batch begins."""
+        done = _now()
+        if self._asked is not None:
+            self._pending.append((self._asked, self._given, done))
+        self._asked = done
+        self._count(wait=False)
+
+    def resume(self) -> None:
+        """Restart the wait, so that the time since ``end_step`` does not count."""
+        self._asked = _now()
+
+    def _count(self, *, wait: bool) -> None:
+        while self._pending:
+            asked, given, done = self._pending[0]
+            if not isinstance(done, float):
+                if wait:
+                    done.synchronize()
+                elif not done.query():
+                    return
+            self._pending.popleft()
+            if type(asked) is not type(done):  # CUDA was initialized during this step
+                continue
+            waited_s, step_s = _seconds(asked, given), _seconds(given, done)
+            if self.batches < 3 or step_s < _PAUSE * self.step_s:
+                self._wait_s, self._step_s = self._wait_s + waited_s, self._step_s + step_s
+                self.batches += 1
+
+    # Results
+
+    @property
+    def wait_s(self) -> float:
+        """Mean seconds that a step waited for its batch; nan before the first."""
+        return self._wait_s / self.batches if self.batches else float("nan")
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step; nan before the first."""
+        return self._step_s / self.batches if self.batches else float("nan")
+
+    @property
+    def stall_fraction(self) -> float:
+        """Fraction of the loop's time spent waiting for data, 0 to 1."""
+        return self.wait_s / (self.wait_s + self.step_s)
+
+    @property
+    def workers(self) -> int | None:
+        """Workers of the loader or of the loader inside it; 0: the loop's thread reads, None: unknown."""
+        own = getattr(self._loader, "num_workers", None)
+        inner = getattr(getattr(self._loader, "dataset", None), "num_workers", None)
+        return inner if isinstance(inner, int) and inner else own
+
+    @property
+    def upstream_s(self) -> float:
+        """Seconds that the loader takes for a batch.
+
+        An upper bound if workers read and the loop never waits. A loop that waits is as slow as the workers.
+        """
+        return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
+
+    @property
+    def R(self) -> float:  # noqa: N802 (the paper's letter)
+        """t_upstream / t_downstream (paper, section 2). An upper bound when ``upstream_s`` is one."""
+        return self.upstream_s / self.step_s
+
+    def report(self) -> str:
+        """Return a few lines: time spent waiting, R, and what to try first."""
+        self._count(wait=True)
+        if not self.batches:
+            return "headroom: no step was counted (the first step of each epoch is not)"
+        exact = self.workers == 0 or (self.workers and self.stall_fraction >= _MIN_STALL)
+        lines = [
+            f"headroom, {self.batches} steps: {1000 * self.wait_s:.2f} ms wait + "
+            f"{1000 * self.step_s:.2f} ms step; {self.stall_fraction:.0%} of the time was spent waiting",
+            f"R = {self.R:.2f}{'' if exact else ' at most'}: upstream takes {1000 * self.upstream_s:.2f} ms "
+            f"per batch; without waiting the loop would be {1 + self.wait_s / self.step_s:.2f} times as fast",
+        ]
+        if self.stall_fraction < _MIN_STALL:
+            return "\n".join([*lines, "The loop hardly waits for data. Nothing to do."])
+        try:
+            epoch_bytes = self._batch_bytes * len(self)
+        except TypeError:  # a loader without a length
+            epoch_bytes = 0
+        factor = float(getattr(self._loader, "factor", 1.0))
+        found = Loop(self.wait_s, self.step_s, self.upstream_s, self.workers, epoch_bytes, factor)
+        return "\n".join(lines + advice(found))
+
+
+def watch(loader: Iterable[Any]) -> Watch:
+    """Measure how long a training loop waits for data, how long a step takes, and what would help.
+
+    Iterate over the result instead of ``loader``. It gives the same batches in the same order and stores
+    none. ``report()`` works at any time and is printed at the end of a ``with`` block. On a GPU, times are
+    measured by CUDA events, so the loop never waits for the GPU.
+
+    Args:
+        loader: any iterable of batches.
+    """
+    return Watch(loader)
+
+
+def _now() -> Any:
+    """Return the time, or a CUDA event if CUDA is in use.
+
+    The loop runs ahead of the GPU, so a wait costs nothing until the GPU has caught up. The GPU is idle
+    between the event after a step and the event before the next step.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(begin: Any, end: Any) -> float:
+    return float(end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000)
+
+
+def num_bytes(batch: Any) -> int:
+    """Return the bytes of the arrays and tensors in a batch."""
+    if isinstance(batch, dict | list | tuple):
+        return sum(map(num_bytes, batch.values() if isinstance(batch, dict) else batch))
+    return int(getattr(batch, "nbytes", 0))
