@@ -19,11 +19,12 @@ quickstart: $(VENV)/installed ## the main job on real digits: does echoing save 
 install: $(VENV)/installed ## make .venv with what runs and draws
 dev: $(VENV)/installed-dev ## the same, with linter, type checker and tests
 
-lint: $(VENV)/installed-dev ## formatting, lint, types, size budgets
+lint: $(VENV)/installed-dev ## formatting, lint, types, size budgets, prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/size.py
+	$(BIN)/python scripts/prose.py
 
 format: $(VENV)/installed-dev ## format and mend what can be mended
 	$(BIN)/ruff format .

@@ -1,6 +1,6 @@
-"""Every public name, from the code's own docstrings.
+"""Write the table of public names from their docstrings.
 
-``python scripts/api_page.py > docs/api.md`` makes the page.
+Run: python scripts/api_page.py > docs/api.md
 """
 
 import inspect
@@ -18,7 +18,7 @@ without notice. For commands, see [Framework](framework.md), [Sweeps](sweeps-and
 | name | import from | description |
 |---|---|---|
 """
-# Module: its public names; of those with a star the members too.
+# Module: its public names. A star adds the members of a class.
 _NAMES = {
     "adaecho": "EchoLoader* AdaScale* TarShards",
     "adaecho.headroom": "watch Watch*",
@@ -37,14 +37,14 @@ PUBLIC = {
 
 
 def first_sentence(thing: object) -> str:
-    """Of its docstring, on one line of a table."""
+    """Return the first sentence of the docstring, on one line."""
     paragraph = (inspect.getdoc(thing) or "").split("\n\n")[0].removesuffix("::")
     line = " ".join(paragraph.split()).replace("``", "`").replace("|", "or")
     return re.split(r"\. (?=[A-Z`])", line)[0].rstrip(".")
 
 
 def members(kind: type) -> dict[str, object]:
-    """Public methods and properties of a class and of ours above it, in the order of the source."""
+    """Return the public methods and properties of a class and of our base classes, in source order."""
     return {
         name: thing
         for one in kind.__mro__
@@ -55,7 +55,7 @@ def members(kind: type) -> dict[str, object]:
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Name, module, description."""
+    """Return name, module and description of each public name."""
     found = []
     for module, names in PUBLIC.items():
         for name, with_members in names.items():
@@ -68,7 +68,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return _HEAD + "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows())
 
 

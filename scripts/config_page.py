@@ -1,13 +1,11 @@
-"""Every config key, from the schema's own comments.
+"""Write the table of config keys from the comments of the schema.
 
-``python scripts/config_page.py > docs/configuration.md`` makes the page.
+Run: python scripts/config_page.py > docs/configuration.md
 """
 
-import ast
 import inspect
-import io
 import json
-import tokenize
+import re
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
@@ -28,30 +26,20 @@ YAML file. Values are checked before a run starts. Options of a task are below `
 
 
 def comments_of(schema: type) -> dict[str, str]:
-    """What is written above and behind each field of a dataclass."""
-    source = inspect.getsource(schema)
-    (defined,) = ast.parse(source).body
-    assert isinstance(defined, ast.ClassDef)
-    lines = source.splitlines()
-    behind: dict[int, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            behind[token.start[0]] = token.string.removeprefix("#").strip()
-    found = {}
-    for statement in defined.body:
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            continue
-        above, line = [], statement.lineno - 1
-        while lines[line - 1].strip().startswith("#"):
-            above.insert(0, behind[line])
-            line -= 1
-        last = behind.get(statement.end_lineno or statement.lineno, "")
-        found[statement.target.id] = " ".join([*above, last]).strip()
+    """Return the comment above and after each field of a dataclass."""
+    found, above = {}, []
+    for line in inspect.getsource(schema).splitlines():
+        code, _, comment = (part.strip() for part in line.partition("#"))
+        if comment and not code:
+            above.append(comment)
+        elif field := re.match(r"(\w+): ", code):
+            found[field[1]] = " ".join([*above, comment]).strip()
+            above = []
     return found
 
 
 def default_of(field: "Field[Any]") -> str:
-    """As it is written on a command line."""
+    """Return the default as it is written on a command line."""
     value = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
     if value == NO_DEFAULT:
         return "-"
@@ -59,7 +47,7 @@ def default_of(field: "Field[Any]") -> str:
 
 
 def rows(schema: type, prefix: str = "") -> list[str]:
-    """A row of the table for each key."""
+    """Return one row of the table per key."""
     comments = comments_of(schema)
     return [
         f"| `{prefix}{field.name}` | `{default_of(field)}` | {comments[field.name].replace('|', 'or')} |"
@@ -73,7 +61,7 @@ def is_group(field: "Field[Any]") -> bool:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_HEAD, _section("Top level", inspect.getdoc(Config) or "", rows(Config))]
     for field in fields(Config):
         schema: Any = field.default_factory
