@@ -118,7 +118,7 @@ def test_compiled_it_is_what_it_is(layout: torch.memory_format, dtype: torch.dty
 
 def test_a_batch_that_the_ghost_size_does_not_divide_is_refused_and_changes_nothing() -> None:
     ghost, _ = _norms("average")
-    with pytest.raises(ValueError, match="batch of 11 examples is not made of slices of 4"):
+    with pytest.raises(ValueError, match="ghost size 4 does not divide a batch of 11"):
         ghost(_batch(torch.contiguous_format)[:11])
     assert ghost.num_batches_tracked.item() == 0
     assert ghost.running_mean.abs().sum().item() == 0

@@ -8,8 +8,7 @@ from torchvision.models.detection import _utils as detection
 from torchvision.models.detection import ssd as torchvision_ssd
 from torchvision.ops import box_iou
 
-from adaecho.models.multibox import decode, detect, encode, match, multibox_loss
-from adaecho.models.ssd import small_ssd
+from adaecho.models.ssd import decode, detect, encode, match, multibox_loss, small_ssd
 
 C = 4
 

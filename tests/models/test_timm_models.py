@@ -30,10 +30,10 @@ def test_a_vision_transformer_is_made_for_the_size_of_the_images() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet-50", r"task\.model=resnet-50: timm has no such model; near it are .*resnet50"),
+        ("resnet-50", r"task\.model=resnet-50: timm has no such model; similar names: .*resnet50"),
         (
             "inception_v3",
-            r"task\.image_size=32: task\.model=inception_v3 takes no such images \(.*Kernel size can't be",
+            r"task\.image_size=32: task\.model=inception_v3 does not accept this size \(.*Kernel size",
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_another_number_of_classes_gets_a_new_last_layer_and_a_line(
     assert loaded.pop("fc.bias").shape == (3,)
     assert equal(loaded, {name: value for name, value in saved.items() if not name.startswith("fc.")})
     has = "no last layer" if headless else "1,000 classes"
-    told = f"warning: task.pretrained={file}: has {has}, the data 3; fc begins anew"
+    told = f"warning: task.pretrained={file}: has {has}, the data 3; fc is initialised"
     assert told in capsys.readouterr().err.splitlines()
     assert model.training
 
@@ -110,11 +110,11 @@ class Payload:
     ("content", "message"),
     [
         ("absent", "there is no such file"),
-        ("text", "holds no weights that can be read"),
-        ("code", "holds no weights that can be read without executing code in it"),
-        ("no tensors", "holds no state dict"),
-        ("resnet34", r"holds another model's weights than task\.model=resnet18 \(.*layer1\.2"),
-        ("resnet50", "holds another model's weights than"),
+        ("text", "contains no weights that can be read"),
+        ("code", "contains no weights that can be read without executing code"),
+        ("no tensors", "contains no state dict"),
+        ("resnet34", r"contains weights of another model than task\.model=resnet18 \(.*layer1\.2"),
+        ("resnet50", "contains weights of another model than"),
     ],
 )
 def test_what_holds_no_weights_of_the_model_is_refused_by_name(
