@@ -106,7 +106,7 @@ TEXT = "task=small_text"
         ((TEXT, "task.dropout=1"), r"task\.dropout=1\.0"),
         ((TEXT, "task.layers=0"), r"task\.layers=0"),
         (("task=lm1b", "task.vocabulary=100"), r"task\.vocabulary=100: must be at least 258"),
-        (("task=common_crawl", "task.packing=packed"), "has document alone"),
+        (("task=common_crawl", "task.packing=packed"), "must be one of document"),
         *(
             ((f"task={task}", "task.label_smoothing=1"), r"task\.label_smoothing=1.*: must lie in \[0, 1\)")
             for task in ("imagenet", "cifar10", "digits", "small_text")

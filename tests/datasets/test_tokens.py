@@ -1,4 +1,4 @@
-"""Tokens and their cache: exact contents, made once, whole or absent, and bad text counted."""
+"""Tokens and their cache: exact contents, made once, complete or absent; bad text is counted."""
 
 import shutil
 import signal
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaecho.config.schema import DataConfig
 from adaecho.datasets import tokens as tokens_module
 from adaecho.datasets.documents import find_documents
-from adaecho.datasets.text_stream import TokenStream
-from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
+from adaecho.datasets.tokens import END, PAD, Packing, Tokens, TokenStream, tokenized
 from adaecho.errors import ConfigError, DataError
-from tests.datasets.text_files import MODULES, lines, texts, write_folder, write_parquet
+from tests.datasets.files import MODULES, lines, texts, write_text_table, write_texts
 from tests.forks import FORKS
 from tests.helpers import dying, small_disk
 
@@ -30,11 +30,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of text."""
-    return write_folder(tmp_path / "text")
+    return write_texts(tmp_path / "text")
 
 
 def _make(path: Path, packing: Packing = PACKED, held_out: int | None = 2, bad: int = 0, **of: Any) -> Tokens:
-    return tokenized(find_documents(str(path), **of), packing, held_out, 0, bad)
+    data = DataConfig(validation_examples=held_out, max_bad_examples=bad)
+    return tokenized(find_documents(str(path), **of), packing, data)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ADAECHO_CACHE", str(folder / "cache"))
-        _make(write_folder(folder / "text"))
+        _make(write_texts(folder / "text"))
     return folder
 
 
@@ -66,7 +67,7 @@ def test_packed_examples_are_the_documents_joined_and_cut(
 
 def test_a_sentence_is_an_example_with_its_mask(tmp_path: Path) -> None:
     text = [*lines()[:300], "", "ab " * 60]
-    write_parquet(tmp_path / "text" / "train.parquet", text)
+    write_text_table(tmp_path / "text" / "train.parquet", text)
     found = _make(tmp_path / "text", Packing("sentence", 12, 300), held_out=1)
     rows = {tuple(row) for part in (found.train, found.validation) for row in part.tolist()}
     for line in lines()[:300]:
@@ -88,11 +89,11 @@ def test_names_of_special_tokens_are_text_in_a_text(tmp_path: Path, cache: Path)
     assert line in [decode(row.tolist()) for part in (found.train, found.validation) for row in part]
     files = find_documents(str(tmp_path / "text.txt"), lines=True)
     assert line in [
-        decode(one["tokens"]) for one in TokenStream(files, "train", found.tokenizer, 300, np.int64)
+        decode(one["tokens"].tolist()) for one in TokenStream(files, "train", found.tokenizer, 300)
     ]
 
 
-def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
+def test_tokens_are_made_once_for_each_data_and_packing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -110,7 +111,7 @@ def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
     assert changed.train.tolist() != first.train.tolist()
 
 
-def test_a_tokenizer_of_other_text_is_trained_anew() -> None:
+def test_a_tokenizer_is_trained_once_for_each_text() -> None:
     first = _train("of this text")
     assert _train("of this text", "is not read") == first
     assert _train("of another", "for b in c:\n    break\n") != first
@@ -127,7 +128,7 @@ def _make_until_killed(folder: str, die_at: int) -> None:
     _make(Path(folder), Packing("sentence", 16, 400))
 
 
-def test_killed_anywhere_the_next_makes_the_same(folder: Path, cache: Path) -> None:
+def test_after_a_kill_the_next_process_makes_the_same(folder: Path, cache: Path) -> None:
     kills = 0
     for die_at in (1, 2, 3, 7, 12, 13):
         process = FORKS.Process(target=_make_until_killed, args=(str(folder), die_at))
@@ -142,17 +143,17 @@ def test_killed_anywhere_the_next_makes_the_same(folder: Path, cache: Path) -> N
     assert (anew.train.tolist(), anew.meta) == (whole, killed.meta)
 
 
-def test_a_cache_that_another_process_made_meanwhile_is_taken(
+def test_a_cache_that_another_process_has_made_is_used(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = tokens_module._put
+    move = tokens_module._move
 
-    def second(made: Path, place: Path) -> None:
-        monkeypatch.setattr(tokens_module, "_put", put)
+    def second(new: Path, path: Path) -> None:
+        monkeypatch.setattr(tokens_module, "_move", move)
         _make(folder)
-        put(made, place)
+        move(new, path)
 
-    monkeypatch.setattr(tokens_module, "_put", second)
+    monkeypatch.setattr(tokens_module, "_move", second)
     assert len(_make(folder).train)
     assert len([*cache.iterdir()]) == 1
 
@@ -175,29 +176,17 @@ def test_invalid_utf_8_is_counted_within_the_budget_and_named_beyond(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "latin.txt").write_bytes("größer".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.txt, document 0: is no UTF-8 \(byte 2.*"):
+    with pytest.raises(DataError, match=r"latin\.txt, document 0: is not UTF-8 \(byte 2.*"):
         _make(folder)
     assert _make(folder, bad=1).meta["skipped"]["bad"] == 1
     assert "latin.txt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("packing", "error", "message"),
-    [
-        (
-            Packing("packed", 16, 30_000),
-            ConfigError,
-            r"task\.vocabulary=30000: this text supports \d+ subwords .*or less",
-        ),
-        (
-            Packing("packed", 5000, 400),
-            DataError,
-            r"its validation text gives not one example of task\.block=5000",
-        ),
-    ],
-)
-def test_a_vocabulary_or_a_block_beyond_the_data(
-    folder: Path, packing: Packing, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        _make(folder, packing, held_out=1)
+def test_a_vocabulary_or_a_block_too_large_for_the_data(folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"task\.vocabulary=30000: this text supports \d+ subwords.* or less"
+    ):
+        _make(folder, Packing("packed", 16, 30_000), held_out=1)
+    message = r"its validation text is too short for one example of task\.block=5000"
+    with pytest.raises(DataError, match=message):
+        _make(folder, Packing("packed", 5000, 400), held_out=1)

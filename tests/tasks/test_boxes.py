@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as v2
 
 from adaecho import EchoLoader
 from adaecho.tasks.boxes import ResizeWithBoxes, SSDAugment, boxes_in, collate_boxes, turn_hue
-from tests.transforms.pictures import picture
+from tests.datasets.files import picture
 
 COLOURS = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
 PLAIN = SSDAugment(size=100, photometric=0, fill=(0, 0, 0))

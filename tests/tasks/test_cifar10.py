@@ -8,23 +8,26 @@ import pytest
 import torch
 
 from adaecho.datasets import cifar10
-from adaecho.datasets.storage import SkippedExamples
+from adaecho.datasets.storage import BadExampleBudget
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.tasks.cifar10 import decode
 from adaecho.tasks.images import Images
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import encode, random_images, write_parquet, write_pickles
+from tests.datasets.files import encode, random_images, write_images, write_pickles
 
 IMAGES, LABELS = random_images(10), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 TEST_IMAGES, TEST_LABELS = random_images(4, seed=1), [0, 1, 2, 3]
 
 
 def _parquet(folder: Path) -> Path:
-    encoded = [encode(image, form) for image, form in zip(IMAGES, ["PNG", "WEBP"] * 5, strict=True)]
-    write_parquet(folder / "train-00000-of-00002.parquet", encoded[:6], LABELS[:6])
-    write_parquet(folder / "train-00001-of-00002.parquet", encoded[6:], LABELS[6:])
-    write_parquet(folder / "test-00000-of-00001.parquet", [encode(i) for i in TEST_IMAGES], TEST_LABELS)
+    encoded = [
+        encode(image, kind, lossless=True) for image, kind in zip(IMAGES, ["PNG", "WEBP"] * 5, strict=True)
+    ]
+    write_images(folder / "train-00000-of-00002.parquet", encoded[:6], LABELS[:6], "img")
+    write_images(folder / "train-00001-of-00002.parquet", encoded[6:], LABELS[6:], "img")
+    tests = [encode(image) for image in TEST_IMAGES]
+    write_images(folder / "test-00000-of-00001.parquet", tests, TEST_LABELS, "img")
     return folder
 
 
@@ -63,7 +66,7 @@ def test_every_form_gives_the_stored_pixels_and_labels(
     FORMS[form](tmp_path / inner)
     stored = cifar10.find(str(tmp_path / path), decode)
     for part, images, labels in (("train", IMAGES, LABELS), ("test", TEST_IMAGES, TEST_LABELS)):
-        examples = stored.read(part, SkippedExamples(0))
+        examples = stored.read(part, BadExampleBudget(0))
         _assert_holds(examples, images, labels)
         assert examples["image"].dtype == np.uint8
         assert examples["image"].flags.c_contiguous

@@ -1,7 +1,5 @@
 """Task cifar10 on tar shards of encoded images: the examples are those of the same data in memory."""
 
-import io
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from adaecho.tasks.base import Task
 from adaecho.tasks.cifar10 import decode
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import encode, random_images, write_parts
+from tests.datasets.files import encode, random_images, write_cifar10, write_tar
 from tests.scripts.load import load
 from tests.servers import serving
 
@@ -32,7 +30,7 @@ TINY = (
 def parquet(folder: Path) -> Path:
     images, labels = random_images(NUMBER), [number % 10 for number in range(NUMBER)]
     both = np.concatenate([images, random_images(6, seed=1)])
-    return write_parts(folder, both, labels + labels[:6], tests=6)
+    return write_cifar10(folder, both, labels + labels[:6], tests=6)
 
 
 @pytest.fixture
@@ -130,11 +128,7 @@ def _write(**members: bytes) -> Callable[[Path], None]:
     """Another validation shard, of one example or none."""
 
     def write(folder: Path) -> None:
-        with tarfile.open(folder / "validation.tar", "w") as archive:
-            for kind, content in members.items():
-                member = tarfile.TarInfo(f"a.{kind}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+        write_tar(folder / "validation.tar", [(f"a.{kind}", content) for kind, content in members.items()])
 
     return write
 
@@ -152,22 +146,22 @@ PNG = encode(random_images(1)[0])
 REFUSED: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...], str]] = {
     "held out": (
         "shards", _leave, ("data.validation_examples=8",),
-        r"data\.validation_examples=8: .*has a validation split of its own",
+        r"data\.validation_examples=8: .*has a validation split",
     ),
     "no validation shards": (
         "shards/train-00.tar", _leave, (), r"name the validation shards with task\.validation_shards=",
     ),
     "validation shards where part is held out": (
         "data", _leave, ("task.validation_shards=val.tar",),
-        r"task\.validation_shards=val\.tar: only for data\.path= of tar shards",
+        r"task\.validation_shards=val\.tar: needs tar shards in data\.path",
     ),
     "a part of them": (
-        "shards", _leave, ("task.training_examples=3",), r"task\.training_examples=3: shards are read whole",
+        "shards", _leave, ("task.training_examples=3",), r"task\.training_examples=3: does not apply to tar shards",
     ),
     "absent": ("shards/absent-*.tar", _leave, ("task.validation_shards=x.tar",), "no file matches"),
     "absent validation": ("shards", _leave, ("task.validation_shards=x/absent.tar",), r"absent\.tar"),
-    "cut": ("shards", _halve, (), r"validation\.tar: is no whole plain tar archive"),
-    "no example": ("shards", _write(), (), r"validation\.tar: the tar shards hold no examples"),
+    "cut": ("shards", _halve, (), r"validation\.tar: not a complete plain tar archive"),
+    "no example": ("shards", _write(), (), r"validation\.tar: the tar shards contain no examples"),
     "bad validation example, never skipped": (
         "shards", _write(png=PNG, cls=b"10"), ("data.max_bad_examples=9",),
         r"a of .*validation\.tar: its label 10 is not one of 0 to 9",
@@ -190,5 +184,5 @@ def test_what_can_not_be_is_refused_by_name(
 
 
 def test_an_image_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="the image has 16x16 pixels, 32x32 are needed"):
+    with pytest.raises(ValueError, match="the image has 16x16 pixels, expected 32x32"):
         decode({"__key__": "a", "png": encode(random_images(1, side=16)[0]), "cls": b"1"})

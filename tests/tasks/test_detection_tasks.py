@@ -16,7 +16,8 @@ from adaecho.tasks.detection import decode_detection
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.coco_files import content, write
+from tests.datasets.files import coco as content
+from tests.datasets.files import write_coco
 from tests.helpers import metrics
 from tests.needs import first_form
 
@@ -36,8 +37,8 @@ TINY_SCENES = (
 def coco(tmp_path: Path) -> Path:
     """Twelve training and four validation images of two categories."""
     top = tmp_path / "coco"
-    write(top, "train", content(12))
-    write(top, "val", content(4, first=20))
+    write_coco(top, "train", content(12))
+    write_coco(top, "val", content(4, first=20))
     return top
 
 
@@ -63,7 +64,7 @@ def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: P
     run_trial(config, tmp_path / "run")
     listed = content(12)
     listed["annotations"][3]["bbox"][2] = 19.5
-    write(coco, "train", listed)
+    write_coco(coco, "train", listed)
     longer = from_plain({**to_plain(config), "max_fresh_examples": 2000})
     with pytest.raises(FolderError, match=r"trained with files_sha256"):
         run_trial(longer, tmp_path / "run")
@@ -88,7 +89,7 @@ def test_a_turned_image_is_a_bad_example(compose_config: Compose, coco: Path, tm
     listed = content(12)
     first = listed["images"][0]
     first["height"], first["width"] = first["width"], first["height"]
-    write(coco, "train", listed)
+    write_coco(coco, "train", listed)
     config = compose_config(*TINY_COCO, f"data.path={coco}", "data.max_bad_examples=0")
     with pytest.raises(DataError, match="was it turned or resized after it was annotated") as raised:
         run_trial(config, tmp_path / "run")
@@ -99,12 +100,12 @@ def test_a_bad_validation_image_is_an_error_that_names_it(
     compose_config: Compose, coco: Path, tmp_path: Path
 ) -> None:
     (coco / "val2017" / "21.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match=r"21\.jpg: it holds no image bytes"):
+    with pytest.raises(DataError, match=r"21\.jpg: contains no image bytes"):
         run_trial(compose_config(*TINY_COCO, f"data.path={coco}"), tmp_path / "run")
 
 
 def _no_box(top: Path) -> None:
-    write(top, "val", {**content(4, first=20), "annotations": []})
+    write_coco(top, "val", {**content(4, first=20), "annotations": []})
 
 
 def _named(name: str, *parts: str) -> Callable[[Path], None]:
@@ -114,7 +115,7 @@ def _named(name: str, *parts: str) -> Callable[[Path], None]:
         for part in parts:
             listed = content(4, first=20 if part == "val" else 0)
             listed["categories"][0]["name"] = name
-            write(top, part, listed)
+            write_coco(top, part, listed)
 
     return rename
 
@@ -124,7 +125,7 @@ def _leave(_: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "validation without a box": (_no_box, "", "none of its training, or of its validation images has a box"),
+    "validation without a box": (_no_box, "", "no image of the training or of the validation split has a box"),
     "other categories": (_named("horse", "val"), "", "only in training: cat; only in validation: horse"),
     "no path": (_leave, "data.path=null", "needs a folder with annotations/"),
     "path of scenes": (_leave, "task=scenes", "task scenes makes its images"),

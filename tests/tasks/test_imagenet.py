@@ -17,8 +17,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.base import digest_of_classes
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.test_labelled_images import folders, make
-from tests.transforms.pictures import encoded
+from tests.datasets.files import encoded, write_folders, write_labelled
 
 TINY = (
     "task=imagenet", "task.model=test_resnet", "task.image_size=32", "task.ghost_size=2", "batch_size=4",
@@ -34,7 +33,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
 def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layout: str) -> None:
-    make(layout, tmp_path / "data")
+    write_labelled(layout, tmp_path / "data")
     classes = ["task.num_classes=3"] if layout == "tar" else []
     config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", *classes)
     summary = run_trial(config, tmp_path / "run")
@@ -47,7 +46,7 @@ def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layo
 def test_a_part_is_held_out_where_there_is_no_validation_split(
     compose_config: Compose, tmp_path: Path
 ) -> None:
-    folders(tmp_path, {".": range(9)})
+    write_folders(tmp_path, {".": range(9)})
     with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of the 9 training"):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
@@ -62,7 +61,7 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
 def test_validation_shards_are_shared_out(
     compose_config: Compose, tmp_path: Path, most: str, world: int
 ) -> None:
-    make("tar", tmp_path)
+    write_labelled("tar", tmp_path)
     more = (f"data.path={tmp_path}", "task.num_classes=3", f"evaluate.max_examples={most}")
     task = build_task(compose_config(*TINY, *more))
     assert {"training_images", "validation_images"}.isdisjoint(task.facts)
@@ -84,7 +83,7 @@ class _Rank(Ranks):
 
 
 def test_more_classes_than_the_data_names(compose_config: Compose, tmp_path: Path) -> None:
-    make("folders", tmp_path)
+    write_labelled("folders", tmp_path)
     more = ("task.num_classes=9", "evaluate.max_examples=2")
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", *more))
     assert task.facts["validation_images"] == 2, "a part of the split"
@@ -102,34 +101,34 @@ def test_more_classes_than_the_data_names(compose_config: Compose, tmp_path: Pat
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "held out beside a validation split": (
-        partial(make, "folders"), "data.validation_examples=3", "has a validation split of its own"
+        partial(write_labelled, "folders"), "data.validation_examples=3", "has a validation split"
     ),
     "tar shards without validation shards": (
-        lambda top: (make("tar", top), (top / "val-0.tar").unlink())[0], "task.num_classes=3",
+        lambda top: (write_labelled("tar", top), (top / "val-0.tar").unlink())[0], "task.num_classes=3",
         r"name the validation shards with task\.validation_path=",
     ),
     "no such shard": (
-        partial(make, "folders"), "data.path=train-00.tar task.validation_path=data task.num_classes=3",
+        partial(write_labelled, "folders"), "data.path=train-00.tar task.validation_path=data task.num_classes=3",
         r"train-00\.tar: can't be read \(No such file",
     ),
-    "tar shards of how many classes": (partial(make, "tar"), "", r"task\.num_classes=null"),
+    "tar shards of how many classes": (partial(write_labelled, "tar"), "", r"task\.num_classes=null"),
     "splits of other classes": (
-        partial(folders, parts={"train": range(9), "val": range(2)}), "",
-        r"name other classes: only in training: class2$",
+        partial(write_folders, splits={"train": range(9), "val": range(2)}), "",
+        r"have different classes: only in training: class2$",
     ),
     "more classes than told": (
-        partial(make, "parquet"), "task.num_classes=2", "num_classes=2: data names 3 classes; set it to"
+        partial(write_labelled, "parquet"), "task.num_classes=2", "num_classes=2: data names 3 classes; set it"
     ),
     "no validation path": (
-        partial(make, "folders"), "task.validation_path=/no/such/folder",
+        partial(write_labelled, "folders"), "task.validation_path=/no/such/folder",
         r"^task\.validation_path=/no/such/folder: ",
     ),
     **{
-        override: (partial(make, "folders"), override, message)
+        override: (partial(write_labelled, "folders"), override, message)
         for override, message in {
             "task.model=resnet5": "timm has no such model",
             "task.model=vgg11": "the model has no batch norm",
-            "batch_size=5": "ghost_size=2: the 5 examples",
+            "batch_size=5": "ghost_size=2: does not divide the 5 examples",
             "task.min_crop_area=0": r"task\.min_crop_area=0",
             "task.colour_distortion=2": r"task\.colour_distortion=2",
             "task.image_size=4": r"task\.image_size=4",
@@ -153,14 +152,14 @@ def test_what_can_not_be_is_refused_before_training(
 def test_bad_images_are_skipped_within_the_budget_and_digest_of_classes(
     compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
-    folders(tmp_path / "data", {"train": range(9), "val": range(9, 12)})
+    write_folders(tmp_path / "data", {"train": range(9), "val": range(9, 12)})
     bad = tmp_path / "data" / "train" / "class1" / "001.jpg"
     bad.write_bytes(encoded(1)[:200])
     strict = (*TINY, f"data.path={tmp_path / 'data'}", f"echo.place={place}")
     summary = run_trial(compose_config(*strict, "data.max_bad_examples=5"), tmp_path / "run")
     assert (summary["status"], summary["skipped_examples"]) == ("budget_spent", 1)
     assert capsys.readouterr().err.count(f"warning: bad example skipped: {bad}: ") == 1
-    with pytest.raises(DataError, match="no whole image") as raised:
+    with pytest.raises(DataError, match="not a complete image") as raised:
         run_trial(compose_config(*strict), tmp_path / "strict")
     assert str(bad) in with_notes(raised.value)
     assert "data.max_bad_examples of a run" in with_notes(raised.value)
@@ -170,7 +169,7 @@ def test_bad_images_are_skipped_within_the_budget_and_digest_of_classes(
 def test_a_run_begins_with_weights_and_is_not_continued_with_others(
     compose_config: Compose, tmp_path: Path
 ) -> None:
-    make("folders", tmp_path / "data")
+    write_labelled("folders", tmp_path / "data")
     run_trial(compose_config(*TINY, f"data.path={tmp_path / 'data'}"), tmp_path / "first")
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes((tmp_path / "first" / "model" / "final.safetensors").read_bytes())
@@ -192,7 +191,7 @@ def test_a_run_begins_with_weights_and_is_not_continued_with_others(
 def test_a_part_of_a_split_of_its_own_holds_more_than_the_first_classes(
     compose_config: Compose, tmp_path: Path
 ) -> None:
-    folders(tmp_path, {"train": range(9), "val": range(9, 39)})
+    write_folders(tmp_path, {"train": range(9), "val": range(9, 39)})
     part = (f"data.path={tmp_path}", "evaluate.max_examples=10")  # of three classes, ten images in each
     wrong = []
     for _ in range(2):

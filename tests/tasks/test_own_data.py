@@ -7,7 +7,7 @@ import pytest
 
 from adaecho.errors import DataError
 from adaecho.tasks.options import ImagenetOptions, TextOptions
-from tests.transforms.pictures import encoded
+from tests.datasets.files import encoded
 
 OF_IMAGES = {"validation_path": None}
 OF_TEXT = {"column": "text", "lines": False, "block": 64}
@@ -27,7 +27,7 @@ def test_what_a_look_at_the_images_shows_is_told(tmp_path: Path) -> None:
     for part, names in (("train", ("cat", "dog")), ("val", ("cat", "fox"))):
         for name in names:
             photographs(tmp_path / "two" / part / name)
-    with pytest.raises(DataError, match="its training and validation splits name other classes"):
+    with pytest.raises(DataError, match="the training and validation splits have different classes"):
         look(tmp_path / "two")
 
 

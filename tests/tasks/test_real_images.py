@@ -10,7 +10,7 @@ from sklearn.datasets import load_sample_images
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import write_parts
+from tests.datasets.files import write_cifar10
 from tests.helpers import metrics
 
 SHARED = ("precision=float32", "target.value=null", "channels_last=false", "data.num_workers=1")
@@ -38,7 +38,7 @@ def digits_like_cifar10(top: Path) -> Path:
     images = [cv2.resize(image, (32, 32)) for image in digits["image"][:720, ..., 0]]
     grey = (np.stack(images).astype(np.float32) * (255 / 16)).astype(np.uint8)
     pictures, labels = np.repeat(grey[..., None], 3, axis=-1), digits["label"].tolist()
-    return write_parts(top, pictures, labels[:720], tests=120)
+    return write_cifar10(top, pictures, labels[:720], tests=120)
 
 
 def test_imagenet_tells_two_photographs_apart(compose_config: Compose, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.training import trial
 from tests.conftest import Compose
-from tests.datasets.test_labelled_images import make
+from tests.datasets.files import write_labelled
 from tests.servers import serving
 from tests.tasks.test_imagenet import TINY
 
@@ -54,7 +54,7 @@ def test_every_command_tells_it_in_one_line_with_the_remedy(
     overrides = [*TINY, *at, *([] if layout == "folders" else ["task.num_classes=3"])]
 
     def restore() -> None:
-        make("folders" if layout == "folders" else "tar", data)
+        write_labelled("folders" if layout == "folders" else "tar", data)
 
     def then_spoiled(config: Config, *more: object) -> Task:
         """The task, whose files fail as soon as it is built: while the command is at work."""

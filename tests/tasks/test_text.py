@@ -19,7 +19,7 @@ from adaecho.tasks.text import entropies, evaluator, loss, weight
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.text_files import lines, texts, write_folder, write_parquet
+from tests.datasets.files import lines, texts, write_json_lines, write_text_table, write_texts
 from tests.forks import FORKS
 from tests.helpers import dying, metrics, summary
 
@@ -40,16 +40,14 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _tiny(compose_config: Compose, task: str, folder: Path, *overrides: str) -> Config:
     """Each task in its own form of data: a folder of files, sentences in parquet, shards of JSON lines."""
     if task == "small_text":
-        write_folder(folder)
+        write_texts(folder)
         overrides = ("data.validation_examples=2", *overrides)
     elif task == "lm1b":
-        write_parquet(folder / "train-0.parquet", list(lines()[:600]))
-        write_parquet(folder / "test-0.parquet", list(lines()[600:700]))
+        write_text_table(folder / "train-0.parquet", list(lines()[:600]))
+        write_text_table(folder / "test-0.parquet", list(lines()[600:700]))
     else:
-        folder.mkdir(exist_ok=True)
         for number, name in enumerate(("train.0", "train.1", "validation.0")):
-            written = [json.dumps({"text": text}) + "\n" for text in texts()[3 * number :][:3]]
-            (folder / f"c4-{name}.jsonl").write_text("".join(written))
+            write_json_lines(folder / f"c4-{name}.jsonl", texts()[3 * number :][:3])
     return compose_config(f"task={task}", f"data.path={folder}", *TINY, *overrides)
 
 
@@ -194,8 +192,8 @@ def test_tasks_that_need_data_say_so(compose_config: Compose, tmp_path: Path) ->
     for task in ("lm1b", "common_crawl"):
         with pytest.raises(DataError, match=f"data.path=null: {task} needs a folder"):
             build_task(compose_config(f"task={task}"))
-    folder = write_folder(tmp_path / "text")
-    with pytest.raises(DataError, match="needs files whose names hold validation"):
+    folder = write_texts(tmp_path / "text")
+    with pytest.raises(DataError, match="needs files named validation"):
         build_task(compose_config("task=common_crawl", f"data.path={folder}"))
     with pytest.raises(ConfigError, match=r"data\.validation_examples=9: a stream has a validation split"):
         build_task(compose_config("task=common_crawl", f"data.path={folder}", "data.validation_examples=9"))

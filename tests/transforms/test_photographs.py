@@ -19,22 +19,15 @@ from adaecho.transforms.photographs import (
     decode_image,
     resize,
 )  # fmt: skip
-from tests.transforms.pictures import encoded, picture
-
-
-def saved(pixels: NDArray[np.uint8], kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, kind, **options)
-    return stream.getvalue()
-
+from tests.datasets.files import encode, encoded, picture
 
 TRANSPARENT = np.dstack([picture(0), np.full(picture(0).shape[:2], 99, np.uint8)])
 KINDS = {
     "JPEG": encoded(4, "JPEG"),
     "PNG": encoded(4, "PNG"),
-    "grey": saved(picture(0)[..., 0], "JPEG"),
-    "progressive": saved(picture(0), "JPEG", progressive=True),
-    "transparent": saved(TRANSPARENT, "PNG"),
+    "grey": encode(picture(0)[..., 0], "JPEG"),
+    "progressive": encode(picture(0), "JPEG", progressive=True),
+    "transparent": encode(TRANSPARENT, "PNG"),
 }
 
 
@@ -51,7 +44,7 @@ def test_decodes_to_the_pixels_of_pillow(content: bytes) -> None:
 def test_a_field_that_examples_lack_is_named(example: Any, has: str) -> None:
     for transform in (DecodeImage(), RandomResizedCrop(8)):
         arguments = (np.random.default_rng(0),) if isinstance(transform, RandomResizedCrop) else ()
-        with pytest.raises(ValueError, match=rf"field='image': no such part of an example \({has}\)"):
+        with pytest.raises(ValueError, match=rf"field='image': the example has no such field \({has}\)"):
             transform(example, *arguments)
 
 
@@ -63,7 +56,7 @@ def test_a_field_that_examples_lack_is_named(example: Any, has: str) -> None:
         (encoded(0)[:-200], "corrupt or truncated"),
         (b"no image at all", "corrupt or truncated"),
         ("photograph.jpg", "not a str: .* let the source read files"),
-        (picture(0), "not a ndarray: leave decode= out"),
+        (picture(0), "not a ndarray: omit decode="),
     ],
 )
 def test_what_is_no_image(content: Any, message: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.transforms.photographs import DecodeImage, RandomResizedCrop
-from tests.transforms.pictures import Jpegs, encoded
+from tests.datasets.files import Jpegs, encoded
 
 
 def batches(number: int = 6, length: int = 23, **arguments: Any) -> list[dict[str, torch.Tensor]]:

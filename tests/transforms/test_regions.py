@@ -1,6 +1,5 @@
 """Regions of JPEGs, decoded alone: the pixels of a crop of the whole, and the whole where that can't be."""
 
-import io
 import subprocess
 import sys
 from itertools import islice
@@ -22,7 +21,7 @@ from adaecho.transforms.photographs import (
     decode_image,
     decoder_for,
 )  # fmt: skip
-from tests.transforms.pictures import Jpegs, encoded, picture
+from tests.datasets.files import Jpegs, encode, encoded, picture
 
 needs_nvimgcodec = pytest.mark.skipif(
     not regions.available(), reason="needs nvidia-nvimgcodec-cu13: pip install '.[regions]'"
@@ -31,9 +30,7 @@ AUGMENT = RandomResizedCrop(16, brightness=0.4, contrast=0.4, saturation=0.4)
 
 
 def jpeg(row: int, mode: str = "RGB", **options: Any) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(picture(row, 93, 131)).convert(mode).save(stream, "JPEG", **options)
-    return stream.getvalue()
+    return encode(Image.fromarray(picture(row, 93, 131)).convert(mode), "JPEG", **options)
 
 
 def with_orientation(number: int) -> Any:
@@ -107,7 +104,7 @@ def test_damaged_bytes_give_what_the_whole_gives_or_are_refused() -> None:
             whole = decode_image(damaged)
         except ValueError:
             refused += 1
-            with pytest.raises(ValueError, match="no whole image"):
+            with pytest.raises(ValueError, match="not a complete image"):
                 decode_for_crop(damaged)[place]
         else:
             np.testing.assert_array_equal(decode_for_crop(damaged)[place], whole[place])
