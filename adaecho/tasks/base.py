@@ -40,7 +40,7 @@ def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
     Raises:
         DataError: a label means another class, or a token number another token, than in training.
     """
-    for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "tokenizer")):
+    for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "token numbers")):
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
             raise DataError(
                 f"data.path: the {what} differ from those of the run's training data, so the model's outputs "

@@ -65,8 +65,8 @@ def build(config: Config, options: Options) -> Task:
 
     def predictions(model: nn.Module, _: Split, device: torch.device, ranks: Ranks) -> Iterator[Prediction]:
         streamed = isinstance(held_out, _FirstOfShards)
-        rows = held_out.share(ranks) if streamed else ranks.share(len(held_out))
-        for _rows, examples in batches.read(rows):
+        chosen = held_out.share(ranks) if streamed else ranks.share(len(held_out))
+        for _row, examples in batches.read(chosen):
             images = [example["image"] for example in examples]
             labels = torch.tensor([int(example["label"]) for example in examples], device=device)
             yield images, labels, model(torch.from_numpy(np.stack(images)).to(device)).float()

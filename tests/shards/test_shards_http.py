@@ -2,7 +2,6 @@
 
 import base64
 import random
-import tarfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,18 +65,6 @@ def test_after_the_last_try_the_next_call_goes_on(store: Any) -> None:
     with pytest.raises(ConnectionError, match=r"in attempt 3 at byte \d{3,}: HTTPError: HTTP Error 503"):
         next(one)
     assert seen + [number_of(example) for example in one] == expected
-
-
-def test_an_archive_that_is_short_on_the_server_is_refused(store: Any, folder: Path) -> None:
-    file = folder / "shard-000.tar"
-    file.write_bytes(file.read_bytes()[:1024])
-    with pytest.raises(
-        tarfile.ReadError, match=r"shard-000\.tar: .* byte \d+: the archive is empty or truncated"
-    ):
-        numbers(TarShards(f"{store.url}shard-000.tar"))
-    file.write_bytes(b"")
-    with pytest.raises(tarfile.ReadError, match=r"byte 0: the archive is empty"):
-        numbers(TarShards(f"{store.url}shard-000.tar"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -84,29 +84,6 @@ def test_the_split_is_a_permutation_fixed_by_its_seed(compose_config: Compose, t
     _assert_holds(task.source, IMAGES[rows], np.array(LABELS)[rows])
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_loss_and_metrics_in_every_format(
-    compose_config: Compose, tmp_path: Path, channels_last: bool, bfloat16: bool
-) -> None:
-    task = _build(compose_config, _parquet(tmp_path), f"channels_last={channels_last}")
-    torch.manual_seed(0)
-    model = task.build_model()
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    batch = {name: torch.from_numpy(array) for name, array in task.source.items()}
-    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-        loss, weight = task.loss(model, batch)
-        loss.backward()
-        with torch.inference_mode():
-            metrics = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))
-    assert loss.dtype == torch.float32
-    assert weight == len(batch["label"])
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert metrics.keys() == task.metrics.keys()
-    assert 0 <= metrics["accuracy"] <= 1
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_test_files_are_read_when_the_test_split_is_evaluated(
     compose_config: Compose, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
@@ -134,9 +111,3 @@ def test_test_files_are_read_when_the_test_split_is_evaluated(
 def test_without_test_files_there_is_no_test_split(compose_config: Compose, tmp_path: Path) -> None:
     (_parquet(tmp_path) / "test-00000-of-00001.parquet").unlink()
     assert not _build(compose_config, tmp_path).has_test_split
-
-
-@pytest.mark.parametrize("depth", [8, 32])
-def test_the_net_has_the_depth_of_its_option(compose_config: Compose, tmp_path: Path, depth: int) -> None:
-    modules = _build(compose_config, _parquet(tmp_path), f"task.depth={depth}").build_model().modules()
-    assert sum(isinstance(module, torch.nn.Conv2d | torch.nn.Linear) for module in modules) == depth

@@ -41,7 +41,9 @@ def test_a_smaller_training_set_is_the_beginning_of_the_whole(compose_config: Co
     assert replace(whole, num_examples=9).epoch_examples == 9
     for name, array in part.source.items():
         np.testing.assert_array_equal(array, whole.source[name][:100])
-    with pytest.raises(ConfigError, match=r"task.training_examples=1438: 1437 are left"):
+    with pytest.raises(
+        ConfigError, match=r"task.training_examples=1438: only 1437 training examples are left"
+    ):
         build_task(compose_config("task=digits", "task.training_examples=1438"))
 
 

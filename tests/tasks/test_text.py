@@ -110,32 +110,6 @@ def test_text_has_three_arms(
     assert torch.equal(*batches)
 
 
-@pytest.mark.parametrize("task", ["small_text", "common_crawl"])
-def test_blocks_are_echoed_up_to_sixteen_times(compose_config: Compose, tmp_path: Path, task: str) -> None:
-    overrides = ("echo=example_before_augmentation", "echo.factor=16", "max_steps=40")
-    config = _tiny(compose_config, task, tmp_path / "text", *overrides)
-    with make_loader(config, build_task(config), torch.device("cpu")) as loader:
-        found = iter(loader)
-        rows = [tuple(row) for _ in range(40) for row in next(found)["tokens"].tolist()]
-        fresh = loader.fresh_examples
-    # 40 batches of 8 left the buffer and 32 are in it: 22 fresh blocks, 16 times each.
-    assert fresh == math.ceil((40 * 8 + 32) / 16)
-    counts = np.unique(np.array(rows), axis=0, return_counts=True)[1]
-    assert len(counts) <= fresh
-    assert counts.max() > 10
-    ended = run_trial(config, tmp_path / "run")
-    assert (ended["status"], ended["fresh_examples"]) == ("budget_spent", fresh)
-
-
-def test_buffers_hold_numbers_of_two_bytes_in_mapped_files(compose_config: Compose, tmp_path: Path) -> None:
-    task = build_task(_tiny(compose_config, "small_text", tmp_path / "text"))
-    tokens = task.source["tokens"]
-    assert tokens.dtype == np.uint16
-    while not isinstance(tokens, np.memmap):
-        tokens = tokens.base
-    assert tokens.filename.name == "train.bin"
-
-
 @pytest.mark.parametrize("change", ["files", "tokenizer"])
 def test_a_checkpoint_of_other_tokens_is_refused(
     compose_config: Compose, tmp_path: Path, change: str

@@ -134,22 +134,3 @@ def test_colours_follow_the_formula(factors: tuple[float, float, float]) -> None
     image = picture(2)
     expected = np.clip(np.rint(slow_colours(image, *factors)), 0, 255)
     assert np.abs(adjust_colours(image, *factors) - expected).max() <= 1
-
-
-def test_colours_are_near_torchvisions_where_nothing_clips() -> None:
-    image = (picture(3) // 2 + 50).astype(np.uint8)
-    theirs = torch.from_numpy(image).permute(2, 0, 1)
-    for name, factor in (("saturation", 0.8), ("contrast", 1.2), ("brightness", 1.1)):
-        theirs = getattr(v2.functional, f"adjust_{name}")(theirs, factor)
-    ours = adjust_colours(image, 1.1, 1.2, 0.8).astype(int)
-    assert np.abs(ours - theirs.permute(1, 2, 0).numpy()).max() <= 3
-
-
-def test_flips_half_of_the_crops_left_to_right() -> None:
-    ramp = np.repeat(np.arange(64, dtype=np.uint8)[None, :, None], 64, axis=0).repeat(3, axis=2)
-    rng, flips = np.random.default_rng(0), 0
-    for _ in range(200):
-        first, *_, last = RandomResizedCrop(8)({"image": ramp}, rng)["image"][0, :, 0].tolist()
-        flips += first > last
-    assert 70 < flips < 130
-    assert RandomResizedCrop(8, flip=False)({"image": ramp}, rng)["image"][0, 0, 0] < 32

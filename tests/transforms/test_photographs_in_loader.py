@@ -137,12 +137,3 @@ def test_tuples_and_bare_images_keep_their_form() -> None:
     image, label = RandomResizedCrop(8, field=0)(DecodeImage(0)((content, 7)), rng)
     assert (image.shape, label) == ((8, 8, 3), 7)
     assert RandomResizedCrop(8, field=None)(DecodeImage(None)(content), rng).shape == (8, 8, 3)
-
-
-def test_large_examples_travel_one_by_one_and_are_checked_against_memory() -> None:
-    big = {"x": np.zeros(1 << 20, np.uint8)}
-    with (
-        EchoLoader(lambda: iter([big] * 4), 2, shuffle_buffer=10**9) as loader,
-        pytest.raises(ValueError, match="shuffle_buffer"),
-    ):
-        next(iter(loader))
