@@ -11,7 +11,7 @@ import pytest
 from adaecho.config.schema import DataConfig
 from adaecho.datasets import tokens as tokens_module
 from adaecho.datasets.documents import find_documents
-from adaecho.datasets.tokens import END, PAD, Packing, Tokens, TokenStream, tokenized
+from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
 from adaecho.errors import ConfigError, DataError
 from tests.datasets.files import MODULES, lines, texts, write_text_table, write_texts
 from tests.forks import FORKS
@@ -79,18 +79,6 @@ def test_a_sentence_is_an_example_with_its_mask(tmp_path: Path) -> None:
     assert found.meta["skipped"]["cut"] >= 1, "what is longer than a block"
     short = sum(len(found.tokenizer.encode(line).ids) < 2 for line in lines()[:300])
     assert found.meta["skipped"]["too_short"] == short > 0
-
-
-def test_names_of_special_tokens_are_text_in_a_text(tmp_path: Path, cache: Path) -> None:  # noqa: ARG001
-    line = "pad it with [PAD] and end it with [END]."
-    (tmp_path / "text.txt").write_text("\n".join([*lines(), line]))
-    found = _make(tmp_path / "text.txt", Packing("sentence", 300, 300), held_out=1, lines=True)
-    decode = found.tokenizer.decode
-    assert line in [decode(row.tolist()) for part in (found.train, found.validation) for row in part]
-    files = find_documents(str(tmp_path / "text.txt"), lines=True)
-    assert line in [
-        decode(one["tokens"].tolist()) for one in TokenStream(files, "train", found.tokenizer, 300)
-    ]
 
 
 def test_tokens_are_made_once_for_each_data_and_packing(

@@ -63,7 +63,7 @@ def test_output_and_gradients_are_those_of_batch_norm_on_each_slice(
 
 @pytest.mark.parametrize("statistics", ["average", "sequential"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_statistics_are_the_mean_of_a_batch_norm_per_slice_or_those_of_one_fed_slice_by_slice(
+def test_statistics_equal_those_of_batch_norms_on_the_slices(
     layout: torch.memory_format, statistics: str
 ) -> None:
     ghost, plain = _norms(statistics)
@@ -88,7 +88,7 @@ def test_evaluation_uses_the_running_statistics_for_any_number_of_examples() -> 
     torch.testing.assert_close(ghost.eval()(x), plain.eval()(x), rtol=0, atol=0)
 
 
-def test_a_batch_that_the_ghost_size_does_not_divide_is_refused_and_changes_nothing() -> None:
+def test_other_batch_sizes_are_refused_without_an_update() -> None:
     ghost, _ = _norms("average")
     with pytest.raises(ValueError, match="ghost size 4 does not divide a batch of 11"):
         ghost(_batch(torch.contiguous_format)[:11])
@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize(("act", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_is_refused(act: Callable[[], object], message: str) -> None:
+def test_models_without_plain_batch_norm_are_refused(act: Callable[[], object], message: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
         act()
 

@@ -66,7 +66,7 @@ def test_matching_is_that_of_loops_over_images_and_boxes(batch: SimpleNamespace)
         assert matched[image].tolist() == _slow_match(truths, batch.default, 0.5)
 
 
-def test_every_box_gets_its_best_default_box_and_of_two_that_want_one_the_last() -> None:
+def test_every_box_is_matched_and_the_last_wins_a_shared_default_box() -> None:
     default = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]])
     both = torch.tensor([[[0.0, 0, 10, 9], [0, 0, 10, 8], [0, 0, 0, 0]]])
     assert match(both, torch.tensor([[1, 2, 0]]), default).tolist() == [[1, -1]]
@@ -74,7 +74,7 @@ def test_every_box_gets_its_best_default_box_and_of_two_that_want_one_the_last()
     assert match(below_the_threshold, torch.tensor([[1]]), default).tolist() == [[0, -1]]
 
 
-def test_a_batch_without_boxes_is_background_and_costs_nothing(batch: SimpleNamespace) -> None:
+def test_a_batch_without_boxes_has_loss_zero(batch: SimpleNamespace) -> None:
     none = batch.boxes[:, :0], batch.labels[:, :0]
     assert (match(*none, batch.default) == -1).all()
     logits = batch.logits.requires_grad_()

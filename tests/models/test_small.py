@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from adaecho.models.images import Normalise, small_conv, small_mlp
+from adaecho.models.images import Normalise, small_conv
 
 
 def test_small_conv_is_two_normalised_convolutions_pooling_and_a_linear_layer() -> None:
@@ -17,21 +17,6 @@ def test_small_conv_is_two_normalised_convolutions_pooling_and_a_linear_layer() 
     blocks = y.reshape(3, 32, 4, 2, 4, 2).amax((3, 5))
     expected = blocks.reshape(3, -1) @ model[-1].weight.T + model[-1].bias
     torch.testing.assert_close(model(x), expected)
-
-
-def test_the_gradient_of_a_batch_is_the_mean_of_its_parts_gradients() -> None:
-    torch.manual_seed(0)
-    model = small_mlp(10)
-    images, labels = torch.randn(12, 1, 8, 8), torch.randint(10, (12,))
-    parameters = list(model.parameters())
-
-    def gradients(rows: slice) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(functional.cross_entropy(model(images[rows]), labels[rows]), parameters)
-
-    parts = [gradients(slice(begin, begin + 4)) for begin in (0, 4, 8)]
-    means = [torch.stack(tensors).mean(0) for tensors in zip(*parts, strict=True)]
-    torch.testing.assert_close(list(gradients(slice(0, 12))), means)
-    assert sum(parameter.numel() for parameter in parameters) == 64 * 64 + 64 + 64 * 10 + 10
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

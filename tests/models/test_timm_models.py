@@ -37,13 +37,13 @@ def test_a_vision_transformer_is_made_for_the_size_of_the_images() -> None:
         ),
     ],
 )
-def test_a_model_that_there_is_not_for_such_images_is_refused(name: str, message: str) -> None:
+def test_unknown_models_and_sizes_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         timm_model(name, 5, 32)
 
 
 def weights(name: str = "resnet18", **arguments: int) -> dict[str, torch.Tensor]:
-    import timm  # takes seconds, which only who runs these tests waits for
+    import timm  # takes seconds
 
     torch.manual_seed(5)
     return dict(timm.create_model(name, **arguments).state_dict())
@@ -54,7 +54,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "state_dict", "checkpoint", "of a run"])
-def test_a_model_begins_with_the_weights_of_a_file(tmp_path: Path, form: str) -> None:
+def test_a_model_starts_from_the_weights_of_a_file(tmp_path: Path, form: str) -> None:
     saved, file = weights(num_classes=7), tmp_path / ("w.safetensors" if form != "state_dict" else "w.pt")
     if form == "safetensors":
         safetensors.torch.save_file(saved, file)
@@ -97,7 +97,7 @@ def test_position_embeddings_are_fitted_to_the_size_of_the_images(tmp_path: Path
 
 
 class Payload:
-    """Unpickled, it would leave a file."""
+    """Unpickling it would create a file."""
 
     def __init__(self, leaves: Path) -> None:
         self.leaves = leaves
@@ -117,9 +117,7 @@ class Payload:
         ("resnet50", "contains weights of another model than"),
     ],
 )
-def test_what_holds_no_weights_of_the_model_is_refused_by_name(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_other_files_are_refused_by_name(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "w.pt"
     if content == "text":
         file.write_text("no weights")

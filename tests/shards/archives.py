@@ -1,4 +1,4 @@
-"""Small tar shards, and what lies in them."""
+"""Small tar shards and their contents."""
 
 import tarfile
 from itertools import pairwise
@@ -13,7 +13,7 @@ NUM_EXAMPLES = 23
 
 
 def contents(number: int) -> dict[str, bytes]:
-    """Of one example: bytes of no fixed length, and a label."""
+    """An example: bytes of varying length, and a label."""
     rng = np.random.default_rng(number)
     return {"bin": rng.bytes(int(rng.integers(1, 3000))), "cls": str(number).encode()}
 
@@ -30,7 +30,7 @@ def write_shard(
 
 
 def write_shards(folder: Path, shards: int, examples: int) -> list[str]:
-    """Shards of different lengths that hold so many examples in all; their names."""
+    """Write shards of different lengths with so many examples in all; returns their names."""
     cuts = np.random.default_rng(0).choice(np.arange(1, examples), shards - 1, replace=False)
     names = [f"shard-{shard:03d}.tar" for shard in range(shards)]
     for name, (begin, end) in zip(names, pairwise([0, *sorted(cuts.tolist()), examples]), strict=True):
@@ -39,7 +39,7 @@ def write_shards(folder: Path, shards: int, examples: int) -> list[str]:
 
 
 def number_of(example: dict[str, object]) -> int:
-    """Which example it is, after a check that it is whole."""
+    """The number of an example, whose contents are checked."""
     label = example["cls"]
     assert isinstance(label, bytes)
     number = int(label)

@@ -1,4 +1,4 @@
-"""Tar shards over http, from a server whose connections break and whose answers are errors."""
+"""Tar shards over http, with broken connections and error statuses."""
 
 import base64
 import random
@@ -33,14 +33,14 @@ def test_a_transfer_that_breaks_anywhere_is_resumed_at_its_byte(store: Any, kind
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_answers_that_may_pass_are_asked_again(store: Any, status: int) -> None:
+def test_temporary_errors_are_retried(store: Any, status: int) -> None:
     expected = numbers(TarShards(urls(store.url)))
     store.faults[:] = [status, ("cut", 3000), status]
     assert numbers(TarShards(urls(store.url))) == expected
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_other_answers_fail_at_once(store: Any, status: int) -> None:
+def test_other_errors_fail_at_once(store: Any, status: int) -> None:
     store.faults[:], store.ranges[:] = [status], []
     with pytest.raises(ConnectionError, match=rf"shard-00\d\.tar: can't be read in attempt 1 at .*{status}"):
         numbers(TarShards(urls(store.url)))
@@ -55,7 +55,7 @@ def test_a_server_that_ignores_ranges_is_read_again_up_to_the_byte(store: Any) -
     assert numbers(TarShards(urls(store.url))) == expected
 
 
-def test_after_the_last_try_the_next_call_goes_on(store: Any) -> None:
+def test_after_the_last_attempt_the_next_call_resumes(store: Any) -> None:
     shards = TarShards(urls(store.url), open_shards=1)
     expected = numbers(shards)
     one = iter(shards)

@@ -1,4 +1,4 @@
-"""Tar shards as a stream: what is read, in which order, from where, and what is refused."""
+"""Tar shards as a stream: contents, order, resume, and damaged archives."""
 
 import gzip
 import io
@@ -41,7 +41,7 @@ def test_reads_what_the_standard_library_writes(tmp_path: Path, format: int, pre
     assert examples[3]["__key__"] == f"{prefix}00003"
 
 
-def test_extended_headers_of_times_alone_are_passed_over(tmp_path: Path) -> None:
+def test_extended_headers_of_times_are_skipped(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         for row in range(50):
             member = tarfile.TarInfo(f"{row}.txt" if row % 2 else f"é{row}.txt")
@@ -52,7 +52,7 @@ def test_extended_headers_of_times_alone_are_passed_over(tmp_path: Path) -> None
     ]
 
 
-def test_a_key_ends_at_the_first_dot_and_what_has_none_is_passed_over(tmp_path: Path) -> None:
+def test_a_key_ends_at_the_first_dot_and_other_members_are_skipped(tmp_path: Path) -> None:
     names = ["README", "a.b/1.Seg.PNG", "a.b/1.jpg", "a.b/._1.jpg", ".hidden", "a.b/c/1.jpg", "2.cls"]
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for number, name in enumerate(names):
@@ -71,7 +71,7 @@ def test_a_key_ends_at_the_first_dot_and_what_has_none_is_passed_over(tmp_path: 
 
 
 def reference(folder: Path, seed: int, epoch: int, open_shards: int, rank: int, world: int) -> list[int]:
-    """The order of a pass, told independently: of all archives, each as a list."""
+    """The order of an epoch, computed independently from lists."""
     shards = []
     for name in sorted(folder.iterdir()):
         with tarfile.open(name) as archive:
@@ -115,7 +115,7 @@ def test_the_stored_order(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["files", "http"])
 @pytest.mark.parametrize("open_shards", [1, 2, 8])
 @pytest.mark.parametrize("share", [(0, 1), (1, 3), (2, 5)])
-def test_a_pass_begins_anywhere(
+def test_an_epoch_starts_at_any_position(
     folder: Path, store: Any, place: str, open_shards: int, share: tuple[int, int]
 ) -> None:
     shards = TarShards(urls(folder if place == "files" else store.url), open_shards=open_shards)
@@ -156,7 +156,7 @@ def test_restores_at_every_batch(folder: Path, variant: dict[str, Any], num_work
             assert rest[: 6 - position] == batches[position : position + 2]
 
 
-def test_a_resume_reads_from_the_buffer_on_alone(tmp_path: Path) -> None:
+def test_a_resume_rereads_only_the_buffer(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", list(range(400)))
 
     def loader() -> EchoLoader:
@@ -220,7 +220,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path, damage: Callable[[Path], obj
             list(shards)
 
 
-def test_an_archive_cut_at_a_member_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+def test_an_archive_truncated_between_members_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [(f"{row}.txt", b"x") for row in range(4)])
     _cut(tmp_path / "a.tar", 4 * 1024)
     with pytest.raises(tarfile.ReadError, match="byte 4096: the archive is empty or truncated"):
@@ -267,7 +267,7 @@ def test_shards_of_a_store_of_fsspec(folder: Path) -> None:
         next(iter(TarShards("memory://bucket/absent.tar")))
 
 
-def test_random_archives_are_those_of_tarfile(tmp_path: Path) -> None:
+def test_random_archives_equal_those_of_tarfile(tmp_path: Path) -> None:
     draw = random.Random(0)
     for round in range(20):
         names = [f"{'d/' * draw.randrange(3)}{row}{'n' * draw.choice([0, 90, 200])}" for row in range(12)]

@@ -90,7 +90,7 @@ def test_no_detections_have_precision_zero() -> None:
     assert AveragePrecision(truths, SIZES, CATEGORIES).measure(nothing) == dict.fromkeys(NAMES, 0.0)
 
 
-def test_sizes_and_categories_that_are_absent_are_no_metrics() -> None:
+def test_sizes_and_categories_without_objects_are_left_out() -> None:
     truths = [GroundTruth(t.boxes, np.minimum(t.labels, 2), t.crowd, t.areas) for t in _truths()]
     metrics = AveragePrecision(truths, SIZES, CATEGORIES, per_category=True).metrics
     assert "mAP_small" not in metrics
@@ -112,7 +112,7 @@ def test_a_category_has_its_own_precision() -> None:
     assert measured["mAP_50"] == pytest.approx(2 / 3)
 
 
-def test_images_that_are_not_evaluated_count_neither_as_found_nor_as_missed() -> None:
+def test_images_that_are_not_evaluated_do_not_count() -> None:
     truths = _truths()
     found = _found(truths, shift=6.0)
     some = [0, 3, 4, 7, 9]

@@ -1,4 +1,4 @@
-"""Every task's name leads to a task, and nothing is imported before it is asked for."""
+"""Tasks are found by name; the example of docs/your-own.md works, and its mistakes get one message."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ from tests.programs import blocks, commands, write
         ("target.metric=bleu", r"target\.metric=bleu: task digits reports accuracy, cross_entropy"),
     ],
 )
-def test_what_there_is_not_is_told_with_what_there_is(
+def test_an_unknown_name_is_refused_with_the_known_names(
     compose_config: Compose, override: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -50,7 +50,7 @@ def test_options_that_are_no_task_config_are_refused(tmp_path: Path, monkeypatch
         options_class("odd_task")
 
 
-# The page that adds a task: its file, its YAML and its commands, as they stand there.
+# File, YAML and commands of the page that adds a task.
 BLOCKS = blocks("A task")
 SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
 

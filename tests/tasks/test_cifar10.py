@@ -1,4 +1,4 @@
-"""The CIFAR-10 task: three forms of storage give the same arrays, and the test split waits."""
+"""The CIFAR-10 task: all forms of storage give the same arrays; the test split is read at the end."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ FORMS = {"parquet": _parquet, "pickles": _pickles}
 
 @pytest.fixture(autouse=True)
 def _of_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches pass for the archive's."""
+    """Accept small batches in place of the archive's."""
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, _: Path(path).exists())
 
 

@@ -1,4 +1,4 @@
-"""Task cifar10 on tar shards of encoded images: the examples are those of the same data in memory."""
+"""Task cifar10 on tar shards has the same examples as on data in memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_shards_hold_the_examples_that_the_task_holds_in_memory(build: Build) ->
     in_memory, streamed = build("data"), build("shards")
     assert streamed.decode is not None
     decoded = [streamed.decode(example) for example in streamed.source]
-    # Shards come in an order of their own, each in the order of the permutation.
+    # Shards are shuffled; within a shard the order of the permutation stays.
     places = [(one["image"] == in_memory.source["image"]).all((1, 2, 3)) for one in decoded]
     order = np.concatenate([np.flatnonzero(place) for place in places])
     np.testing.assert_array_equal(np.sort(order), np.arange(NUMBER - HELD_OUT))
@@ -85,7 +85,7 @@ def test_shards_hold_the_examples_that_the_task_holds_in_memory(build: Build) ->
         assert evaluated(in_memory, split) == evaluated(streamed, split)
 
 
-def test_a_run_over_http_goes_on_where_it_was(
+def test_a_run_over_http_resumes(
     compose_config: Compose, tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "*")
@@ -107,7 +107,7 @@ def test_a_run_over_http_goes_on_where_it_was(
 
 
 def _write(**members: bytes) -> Callable[[Path], None]:
-    """Another validation shard, of one example or none."""
+    """Write a validation shard with at most one example."""
 
     def write(folder: Path) -> None:
         write_tar(folder / "validation.tar", [(f"a.{kind}", content) for kind, content in members.items()])
@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize(("form", "spoil", "overrides", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_is_refused_by_name(
+def test_mistakes_are_refused(
     build: Build,
     shards: Path,
     form: str,

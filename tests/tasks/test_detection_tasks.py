@@ -1,4 +1,4 @@
-"""Tasks coco and scenes: they learn, resume and refuse, on tiny data."""
+"""Tasks coco and scenes on tiny data: training, bad images, and mistakes."""
 
 import io
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_coco_trains_and_reports_by_category(
     assert line["train_loss"] < first["train_loss"]
 
 
-def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
+def test_coco_does_not_resume_with_other_boxes(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
     config = compose_config(*TINY_COCO, f"data.path={coco}", "max_fresh_examples=8")
     run_trial(config, tmp_path / "run")
     listed = content(12)
@@ -70,7 +70,7 @@ def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: P
         run_trial(longer, tmp_path / "run")
 
 
-def test_coco_has_ghosts_everywhere_and_padded_batches(compose_config: Compose, coco: Path) -> None:
+def test_coco_has_ghost_batch_norm_and_padded_batches(compose_config: Compose, coco: Path) -> None:
     config = compose_config(*TINY_COCO, f"data.path={coco}", "data.num_workers=2")
     task = build_task(config)
     assert len(task.source) == 12
@@ -116,7 +116,7 @@ def _no_box(top: Path) -> None:
 
 
 def _named(name: str, *parts: str) -> Callable[[Path], None]:
-    """The first category of these parts is called so."""
+    """Rename the first category of these splits."""
 
     def rename(top: Path) -> None:
         for part in parts:
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "overrides", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_is_refused(
+def test_mistakes_are_refused(
     compose_config: Compose, coco: Path, spoil: Callable[[Path], None], overrides: str, message: str
 ) -> None:
     spoil(coco)
@@ -169,7 +169,7 @@ def test_scenes_learn(compose_config: Compose, tmp_path: Path) -> None:
     assert last["train_loss"] < 0.7 * first["train_loss"]
 
 
-def test_scenes_are_judged_by_the_first_of_them_if_told_to(compose_config: Compose) -> None:
+def test_scenes_are_evaluated_on_max_examples(compose_config: Compose) -> None:
     task = build_task(compose_config(*TINY_SCENES, "evaluate.max_examples=3"))
     model = task.build_model().eval()
     seen: list[int] = []
@@ -179,7 +179,7 @@ def test_scenes_are_judged_by_the_first_of_them_if_told_to(compose_config: Compo
     assert seen == [3]
 
 
-def test_boxes_stay_right_whichever_way_their_image_was_annotated() -> None:
+def test_images_are_decoded_in_the_orientation_of_their_annotations() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     stream = io.BytesIO()

@@ -44,9 +44,7 @@ def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layo
     assert line["cross_entropy"] > 0
 
 
-def test_a_part_is_held_out_where_there_is_no_validation_split(
-    compose_config: Compose, tmp_path: Path
-) -> None:
+def test_images_are_held_out_if_there_is_no_validation_split(compose_config: Compose, tmp_path: Path) -> None:
     write_folders(tmp_path, {".": range(9)})
     with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of the 9 training"):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
@@ -59,7 +57,7 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
 
 @pytest.mark.parametrize("most", ["null", "2"])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_validation_shards_are_shared_out(
+def test_validation_shards_are_split_over_ranks(
     compose_config: Compose, tmp_path: Path, most: str, world: int
 ) -> None:
     write_labelled("tar", tmp_path)
@@ -69,21 +67,21 @@ def test_validation_shards_are_shared_out(
     counts = []
     for rank in range(world):
         ranks = _Rank(rank, world)
-        for _ in range(2):  # they are read anew
+        for _ in range(2):  # read in each evaluation
             task.evaluate(_FirstClass(), "validation", device=torch.device("cpu"), ranks=ranks)
         counts.append(ranks.counted)
     assert sum(counts) == (3 if most == "null" else 2)
 
 
 class _Rank(Ranks):
-    """One of several, whose sums are its own."""
+    """One of several ranks, with the sums of its own share."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         self.counted = numbers[-1]
         return [*numbers[:-1], 1.0]
 
 
-def test_more_classes_than_the_data_names(compose_config: Compose, tmp_path: Path) -> None:
+def test_a_model_may_have_more_classes_than_the_data(compose_config: Compose, tmp_path: Path) -> None:
     write_labelled("folders", tmp_path)
     more = ("task.num_classes=9", "evaluate.max_examples=2")
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", *more))
@@ -114,10 +112,6 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
         r"train-00\.tar: can't be read \(No such file",
     ),
     "tar shards of how many classes": (partial(write_labelled, "tar"), "", r"task\.num_classes=null"),
-    "splits of other classes": (
-        partial(write_folders, splits={"train": range(9), "val": range(2)}), "",
-        r"have different classes: only in training: class2$",
-    ),
     "more classes than told": (
         partial(write_labelled, "parquet"), "task.num_classes=2", "num_classes=2: data names 3"
     ),
@@ -132,9 +126,6 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
             "task.model=vgg11": "the model has no batch norm",
             "batch_size=5": "ghost_size=2: does not divide the 5 examples",
             "task.min_crop_area=0": r"task\.min_crop_area=0",
-            "task.colour_distortion=2": r"task\.colour_distortion=2",
-            "task.image_size=4": r"task\.image_size=4",
-            "task.num_classes=1": r"task\.num_classes=1",
             "task.ghost_statistics=none": r"task\.ghost_statistics=none",
         }.items()
     },
@@ -142,7 +133,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 
 @pytest.mark.parametrize(("write", "overrides", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_is_refused_before_training(
+def test_mistakes_are_refused_before_training(
     compose_config: Compose, write: Callable[[Path], None], overrides: str, message: str
 ) -> None:
     write(Path("data"))
@@ -178,7 +169,7 @@ def test_corrupt_images_are_skipped_within_the_budget_and_named_beyond(
     assert str(train) in json.loads((tmp_path / "strict" / "summary.json").read_text())["error"]
 
 
-def test_a_run_begins_with_weights_and_is_not_continued_with_others(
+def test_a_run_starts_from_weights_and_does_not_resume_with_others(
     compose_config: Compose, tmp_path: Path
 ) -> None:
     write_labelled("folders", tmp_path / "data")
@@ -200,9 +191,7 @@ def test_a_run_begins_with_weights_and_is_not_continued_with_others(
         run_trial(compose_config(*on, "optimizer.learning_rate=1e-12"), tmp_path / "run")
 
 
-def test_a_part_of_a_split_of_its_own_holds_more_than_the_first_classes(
-    compose_config: Compose, tmp_path: Path
-) -> None:
+def test_max_examples_draws_from_all_classes(compose_config: Compose, tmp_path: Path) -> None:
     write_folders(tmp_path, {"train": range(9), "val": range(9, 39)})
     part = (f"data.path={tmp_path}", "evaluate.max_examples=10")  # of three classes, ten images in each
     wrong = []

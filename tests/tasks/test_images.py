@@ -62,7 +62,7 @@ def test_block_equals_a_pixel_by_pixel_version(
     np.testing.assert_array_equal(examples["image"], before, err_msg="the input must stay as it was")
 
 
-def test_a_direction_can_be_left_alone() -> None:
+def test_each_direction_can_be_fixed() -> None:
     examples, keys = _examples(50, 8, 1), _keys(50)
     down = PadCropFlip(1, False, horizontal=False)
     across = PadCropFlip(1, False, vertical=False)
@@ -106,7 +106,7 @@ class _Table(nn.Module):
         return self.logits[images[:, 0, 0, 0].long()]
 
 
-def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
+def test_metrics_are_means_over_examples_for_any_batches() -> None:
     # Probability of the right class: 1/2 for pixel 0, 3/4 for pixel 1 with label 1, 1/4 with label 0.
     model = _Table([[0.0, 0.0], [0.0, math.log(3.0)]])
     split = {
@@ -124,7 +124,7 @@ def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
     assert loss.item() / weight == pytest.approx(expected, rel=1e-6)
 
 
-def test_label_smoothing_is_torchs_in_the_loss_and_none_in_the_metrics() -> None:
+def test_label_smoothing_changes_the_loss_and_not_the_metrics() -> None:
     logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     batch = {"image": logits, "label": labels}
     total, _ = cross_entropy(nn.Identity(), batch, label_smoothing=0.1)

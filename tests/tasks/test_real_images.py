@@ -1,4 +1,4 @@
-"""Classifiers learn from real images, those that scikit-learn brings along: photographs and digits."""
+"""The CIFAR-10 task learns real images: scikit-learn's digits."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Storage that fails under a command: one message with the file and what to do, and exit code 2."""
+"""If storage fails, each command prints one message with file and remedy, and exits with 2."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    """An address that serves ``tmp_path``."""
+    """The url of a server of ``tmp_path``."""
     with serving(tmp_path) as place:
         yield f"http://{place}"
 
@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_command_tells_it_in_one_line_with_the_remedy(
+def test_every_command_names_the_file_and_the_remedy_in_one_line(
     compose_config: Compose, tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], fault: str,
 ) -> None:  # fmt: skip
@@ -57,7 +57,7 @@ def test_every_command_tells_it_in_one_line_with_the_remedy(
         write_labelled("folders" if layout == "folders" else "tar", data)
 
     def then_spoiled(config: Config, *more: object) -> Task:
-        """The task, whose files fail as soon as it is built: while the command is at work."""
+        """Build the task, then make its files fail."""
         task = build_task(config, *more)
         for path in [path for path in data.rglob("*") if path.is_file()]:
             spoil(path)

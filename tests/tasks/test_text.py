@@ -1,4 +1,4 @@
-"""The text tasks on tiny real text: loss per token, entropies, three arms, killed and resumed, refused."""
+"""The text tasks on small real text: training, resume, loss, entropies, and mistakes."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _tiny(compose_config: Compose, task: str, folder: Path, *overrides: str) -> Config:
-    """Each task in its own form of data: a folder of files, sentences in parquet, shards of JSON lines."""
+    """Each task on another form of data: text files, sentences in parquet, JSON lines."""
     if task == "small_text":
         write_texts(folder)
         overrides = ("data.validation_examples=2", *overrides)
@@ -55,9 +55,7 @@ TASKS = ["small_text", "lm1b", "common_crawl"]
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_trains_on_real_text_and_records_what_it_saw(
-    compose_config: Compose, tmp_path: Path, task: str
-) -> None:
+def test_each_task_trains_and_records_facts(compose_config: Compose, tmp_path: Path, task: str) -> None:
     overrides = ("max_steps=40", "echo=example_before_augmentation")
     ended = run_trial(_tiny(compose_config, task, tmp_path / "text", *overrides), tmp_path / "run")
     assert ended["status"] == "budget_spent"
@@ -77,7 +75,7 @@ def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_killed_and_run_again_it_leaves_the_same_metrics_and_weights(
+def test_after_kills_metrics_and_weights_are_the_same(
     compose_config: Compose, tmp_path: Path, task: str
 ) -> None:
     overrides = ("checkpoint_every_s=0", "echo=example_before_augmentation", "echo.factor=1.5")
@@ -97,7 +95,7 @@ def test_killed_and_run_again_it_leaves_the_same_metrics_and_weights(
         assert summary(whole)[key] == summary(killed)[key]
 
 
-def test_text_has_three_arms(
+def test_echo_before_and_after_augmentation_are_the_same(
     compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batches = []
@@ -128,7 +126,7 @@ def test_a_checkpoint_of_other_tokens_is_refused(
 
 
 class _Table(nn.Module):
-    """Logits of the next token looked up by this one."""
+    """A table of logits of the next token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +139,7 @@ class _Table(nn.Module):
 EXAMPLES = np.array([[1, 2, 3, 4], [1, 5, 1, PAD], [2, 2, PAD, PAD]], np.uint16)
 
 
-def test_a_loss_counts_tokens_and_never_what_only_fills() -> None:
+def test_the_loss_counts_tokens_without_padding() -> None:
     model, batch = _Table(), {"tokens": torch.from_numpy(EXAMPLES)}
     log = model.table.log_softmax(-1)
     pairs = [(1, 2), (2, 3), (3, 4), (1, 5), (5, 1), (2, 2)]
@@ -162,7 +160,7 @@ def test_entropies_are_of_the_predicted_tokens() -> None:
     assert found["bigram_entropy"] == pytest.approx(4 / 6 * math.log(2))
 
 
-def test_tasks_that_need_data_say_so(compose_config: Compose, tmp_path: Path) -> None:
+def test_missing_data_is_named(compose_config: Compose, tmp_path: Path) -> None:
     for task in ("lm1b", "common_crawl"):
         with pytest.raises(DataError, match=f"data.path=null: {task} needs a folder"):
             build_task(compose_config(f"task={task}"))

@@ -1,4 +1,4 @@
-"""Odd and damaged image files: each is decoded right, or refused with a reason."""
+"""Unusual and damaged image files are decoded correctly or refused with a reason."""
 
 import io
 import resource
@@ -26,7 +26,7 @@ ODD = {
 
 
 @pytest.mark.parametrize(("content", "expected"), ODD.values(), ids=ODD)
-def test_odd_kinds_become_rgb_of_eight_bits(content: bytes, expected: NDArray[np.uint8]) -> None:
+def test_other_formats_become_rgb_of_eight_bits(content: bytes, expected: NDArray[np.uint8]) -> None:
     decoded = decode_image(content)
     assert (decoded.shape, decoded.dtype) == (expected.shape, np.uint8)
     assert np.abs(decoded.astype(int) - expected).mean() < 8
@@ -34,7 +34,7 @@ def test_odd_kinds_become_rgb_of_eight_bits(content: bytes, expected: NDArray[np
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_a_photograph_is_turned_as_its_exif_says(kind: str, orientation: int) -> None:
+def test_images_are_rotated_by_their_exif(kind: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.fromarray(picture(1))
@@ -56,14 +56,14 @@ def test_a_truncated_jpeg_is_refused(share: float, decode: Callable[[bytes], Any
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF"])
-def test_opencv_prints_nothing_of_what_is_refused(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_opencv_prints_nothing(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     content = encoded(0, kind)
     with suppress(ValueError):
         decode_image(content[: len(content) // 2])
     assert capfd.readouterr().err == ""
 
 
-def test_too_little_memory_is_no_fault_of_the_image() -> None:
+def test_too_little_memory_is_not_a_bad_image() -> None:
     content = encode(Image.new("L", (13_000, 13_000)), "PNG")  # 484 MiB as RGB
     room = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (100 << 20)
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -75,7 +75,7 @@ def test_too_little_memory_is_no_fault_of_the_image() -> None:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def test_the_centre_is_cropped_as_by_resizing_first() -> None:
+def test_the_center_crop_equals_resizing_first() -> None:
     image = picture(0, 100, 160)
     ours = CentreCrop(28)({"image": image, "label": 1})
     assert ours["label"] == 1
@@ -88,6 +88,6 @@ def test_the_centre_is_cropped_as_by_resizing_first() -> None:
 @pytest.mark.parametrize(
     "image", [np.zeros((8, 8, 3), np.uint8), torch.zeros(3, 8, 8), Image.new("RGB", (8, 8))]
 )
-def test_an_image_that_is_decoded_already_is_refused_with_what_to_do(image: Any) -> None:
+def test_a_decoded_image_is_refused_with_the_remedy(image: Any) -> None:
     with pytest.raises(ValueError, match="omit decode= if the source gives decoded images"):
         DecodeImage()({"image": image})

@@ -32,7 +32,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("content", KINDS.values(), ids=KINDS)
-def test_decodes_to_the_pixels_of_pillow(content: bytes) -> None:
+def test_pixels_equal_pillows(content: bytes) -> None:
     expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     for form in (content, np.frombuffer(content, np.uint8), {"bytes": content, "path": "a.jpg"}):
         np.testing.assert_array_equal(decode_image(form), expected)
@@ -41,7 +41,7 @@ def test_decodes_to_the_pixels_of_pillow(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("example", "has"), [((b"", 1), "tuple"), ({"jpg": b"", "cls": 1}, "keys 'jpg', 'cls'"), (b"", "bytes")]
 )
-def test_a_field_that_examples_lack_is_named(example: Any, has: str) -> None:
+def test_a_missing_field_is_named(example: Any, has: str) -> None:
     for transform in (DecodeImage(), RandomResizedCrop(8)):
         arguments = (np.random.default_rng(0),) if isinstance(transform, RandomResizedCrop) else ()
         with pytest.raises(ValueError, match=rf"field='image': the example has no such field \({has}\)"):
@@ -59,7 +59,7 @@ def test_a_field_that_examples_lack_is_named(example: Any, has: str) -> None:
         (picture(0), "not a ndarray: omit decode="),
     ],
 )
-def test_what_is_no_image(content: Any, message: str) -> None:
+def test_other_bytes_and_types_are_refused(content: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_image(content)
 
@@ -88,8 +88,8 @@ def test_crop_boxes_are_distributed_as_torchvisions() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 400), (400, 20)])
-def test_where_no_try_fits_the_largest_central_crop_is_taken(height: int, width: int) -> None:
-    """A whole image's area at these ratios never fits: torchvision's fallback."""
+def test_if_no_crop_fits_the_largest_central_one_is_used(height: int, width: int) -> None:
+    """The area of the image never fits at these ratios: torchvision's fallback."""
     random_crop = v2.RandomResizedCrop(8, (1.0, 1.0), (3 / 4, 4 / 3))
     expected = random_crop.make_params([torch.zeros(3, height, width)])
     box = boxes(height, width, (1.0, 1.0), (3 / 4, 4 / 3), 1)[0]
@@ -107,8 +107,8 @@ def test_resizes_as_torchvision(height: int, width: int, antialias: bool) -> Non
 
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("key", range(6))
-def test_crops_what_lies_in_the_box(key: int, flip: bool) -> None:
-    """The whole augmentation of one example, from its own draws."""
+def test_the_augmentation_step_by_step(key: int, flip: bool) -> None:
+    """Crop, colors and flip of one example, from its random numbers."""
     image = picture(1)
     augment = RandomResizedCrop(24, brightness=0.4, contrast=0.3, saturation=0.2, flip=flip)
     drawn = np.random.Generator(np.random.Philox(key=key)).random(26).tolist()
