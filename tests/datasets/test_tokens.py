@@ -29,7 +29,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of text."""
     return write_texts(tmp_path / "text")
 
 
@@ -38,21 +37,8 @@ def _make(path: Path, packing: Packing = PACKED, held_out: int | None = 2, bad: 
     return tokenized(find_documents(str(path), **of), packing, data)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``text`` and the ``cache`` of its tokens, made once."""
-    folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ADAECHO_CACHE", str(folder / "cache"))
-        _make(write_texts(folder / "text"))
-    return folder
-
-
-def test_packed_examples_are_the_documents_joined_and_cut(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ADAECHO_CACHE", str(made / "cache"))
-    found = _make(made / "text")
+def test_packed_examples_are_the_documents_joined_and_cut(folder: Path) -> None:
+    found = _make(folder)
     held_out = set(np.random.default_rng(0).permutation(len(MODULES))[-2:].tolist())
     for part, chosen in ((found.train, False), (found.validation, True)):
         flat = []
@@ -76,7 +62,7 @@ def test_a_sentence_is_an_example_with_its_mask(tmp_path: Path) -> None:
             whole = [END, *ids, END][:13]
             assert tuple(whole + [PAD] * (13 - len(whole))) in rows
     assert found.meta["skipped"]["empty"] == 1
-    assert found.meta["skipped"]["cut"] >= 1, "what is longer than a block"
+    assert found.meta["skipped"]["cut"] >= 1, "one line is longer than a block"
     short = sum(len(found.tokenizer.encode(line).ids) < 2 for line in lines()[:300])
     assert found.meta["skipped"]["too_short"] == short > 0
 
