@@ -52,18 +52,19 @@ def test_packed_examples_are_the_documents_joined_and_cut(folder: Path) -> None:
 
 
 def test_a_sentence_is_an_example_with_its_mask(tmp_path: Path) -> None:
-    text = [*lines()[:300], "", "ab " * 60]
+    text = [*lines()[:300], "[PAD] and [END] are text", "", "ab " * 60]
     write_text_table(tmp_path / "text" / "train.parquet", text)
     found = _make(tmp_path / "text", Packing("sentence", 12, 300), held_out=1)
     rows = {tuple(row) for part in (found.train, found.validation) for row in part.tolist()}
-    for line in lines()[:300]:
+    for line in text[:301]:
         ids = found.tokenizer.encode(line).ids
         if len(ids) >= 2:
             whole = [END, *ids, END][:13]
             assert tuple(whole + [PAD] * (13 - len(whole))) in rows
+    assert found.tokenizer.decode(found.tokenizer.encode(text[300]).ids) == text[300]
     assert found.meta["skipped"]["empty"] == 1
     assert found.meta["skipped"]["cut"] >= 1, "one line is longer than a block"
-    short = sum(len(found.tokenizer.encode(line).ids) < 2 for line in lines()[:300])
+    short = sum(len(found.tokenizer.encode(line).ids) < 2 for line in text[:301])
     assert found.meta["skipped"]["too_short"] == short > 0
 
 
