@@ -20,7 +20,7 @@ from torch import nn
 from torchvision.models import resnet50
 
 from adaecho import AdaScale
-from adaecho.models.cifar_resnet import cifar_resnet
+from adaecho.models.images import cifar_resnet
 from benchmarks import record
 
 with contextlib.suppress(ImportError), warnings.catch_warnings():

@@ -14,7 +14,7 @@ import cv2
 
 from adaecho.datasets import cifar10
 from adaecho.datasets.split import Arrays, hold_out
-from adaecho.datasets.storage import SkippedExamples
+from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import told
 from adaecho.records.files import folder_errors
 from adaecho.tasks.cifar10 import decode
@@ -36,7 +36,7 @@ def write_shards(
     """
     stored = cifar10.find(data, decode)
     train, validation = hold_out(
-        stored.read("train", SkippedExamples(0)), validation_examples, seed=split_seed
+        stored.read("train", BadExampleBudget(0)), validation_examples, seed=split_seed
     )
     into.mkdir(parents=True, exist_ok=True)
     files = []
@@ -45,7 +45,7 @@ def write_shards(
         files.append(_write(into / f"train-{number:02}.tar", part, begin))
     files.append(_write(into / "validation.tar", validation))
     if stored.has_test:
-        files.append(_write(into / "test.tar", stored.read("test", SkippedExamples(0))))
+        files.append(_write(into / "test.tar", stored.read("test", BadExampleBudget(0))))
     return files
 
 

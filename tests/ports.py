@@ -2,6 +2,8 @@
 
 import random
 import socket
+import subprocess
+import time
 from contextlib import suppress
 
 _choose = random.SystemRandom()  # tests side by side, and those that seed all else alike, take different ones
@@ -17,3 +19,15 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def wait_until_it_listens(port: int, server: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)

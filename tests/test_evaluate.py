@@ -11,7 +11,7 @@ from adaecho.errors import DataError
 from adaecho.tasks.base import check_same_meaning
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
-from tests.datasets.test_labelled_images import make
+from tests.datasets.files import write_labelled
 from tests.helpers import metrics, summary
 from tests.tasks.test_imagenet import TINY
 
@@ -47,7 +47,7 @@ def test_the_weights_of_the_end_and_of_the_best_have_their_recorded_metrics(
 def test_a_run_that_reached_its_target_and_one_on_images_that_moved(
     compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:
-    make("folders", tmp_path / "data")
+    write_labelled("folders", tmp_path / "data")
     config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", "channels_last=true", "target.value=0")
     run = tmp_path / "run"
     assert run_trial(config, run)["status"] == "reached"
@@ -58,7 +58,7 @@ def test_a_run_that_reached_its_target_and_one_on_images_that_moved(
     assert found.metrics == found.recorded == {name: last[name] for name in ("accuracy", "cross_entropy")}
     for split in (tmp_path / "moved").iterdir():
         (split / "class2").rename(split / "a class")  # which is label 0 then
-    assert "its classes have other names" in refused(evaluate.main, run, f"data.path={tmp_path / 'moved'}")
+    assert "the class names differ" in refused(evaluate.main, run, f"data.path={tmp_path / 'moved'}")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_metric_that_the_run_did_not_know_is_not_recorded(
 def test_nothing_is_held_out_of_the_training_images_of_a_run_with_a_split_of_its_own(
     compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:
-    make("folders", tmp_path / "data")
+    write_labelled("folders", tmp_path / "data")
     run_trial(compose_config(*TINY, f"data.path={tmp_path / 'data'}", "target.value=0"), tmp_path / "run")
     shutil.rmtree(tmp_path / "data" / "val")  # a copy that broke off, say
     message = refused(evaluate.main, tmp_path / "run", "data.validation_examples=3")
@@ -122,5 +122,5 @@ def test_nothing_is_held_out_of_the_training_images_of_a_run_with_a_split_of_its
 def test_numbers_that_mean_something_else_are_refused(key: str) -> None:
     for known in ({key: "here"}, {}):
         check_same_meaning(known, {key: "here"})
-    with pytest.raises(DataError, match="the same number means something else"):
+    with pytest.raises(DataError, match="outputs have another meaning"):
         check_same_meaning({key: "there"}, {key: "here"})

@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from adaecho.datasets.split import Arrays as Images
-from adaecho.datasets.storage import SkippedExamples
-from adaecho.datasets.stored import load
+from adaecho.datasets.storage import BadExampleBudget, load_tables
 from adaecho.errors import DataError
 
 SIDE = 32
@@ -18,98 +17,90 @@ NUM_CLASSES = 10
 _CHUNK = 500  # encoded images that a thread takes at a time
 _PICKLES = "cifar-10-batches-py"  # the folder in cifar-10-python.tar.gz
 
-Part = Literal["train", "test"]
+Split = Literal["train", "test"]
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
-"""From an encoded ``image`` and a ``label`` (or a shard's files) to both as they are used."""
+"""From an encoded ``image`` and its ``label`` (or the files of a shard) to the decoded image and label."""
 
 
 class Cifar10(NamedTuple):
     """Stored images.
 
     Attributes:
-        read: ``read(part, bad)`` gives all usable examples of a part, decoded, in stored order.
-        has_test: whether there is a part "test".
-        files: of all parts.
+        read: ``read(split, bad)`` gives the usable examples of a split, decoded, in stored order.
+        has_test: whether there is a split "test".
+        files: of all splits.
     """
 
-    read: Callable[[Part, SkippedExamples], Images]
+    read: Callable[[Split, BadExampleBudget], Images]
     has_test: bool
     files: list[Path]
 
 
 def find(path: str | None, decode: Decode) -> Cifar10:
-    """The images that ``data.path`` names.
+    """Find the images of ``data.path``.
 
     Args:
-        path: a folder with parquet files, the folder ``cifar-10-batches-py`` or the one it lies in, or a hub
-            id.
-        decode: of one example.
+        path: a folder with parquet files, the folder ``cifar-10-batches-py`` or its parent, or a hub id.
+        decode: decodes one example.
 
     Raises:
-        DataError: there is nothing of the kind; ``read`` raises it where more is bad than allowed.
+        DataError: there is no such data. ``read`` raises it if there are more bad examples than allowed.
     """
     if path is None:
         raise DataError("data.path=null: cifar10 needs a folder or a hub id, e.g. data.path=uoft-cs/cifar10")
     folder = Path(path).expanduser()
     root = folder.parent if folder.name == _PICKLES else folder
     if (root / _PICKLES).is_dir():
-        return Cifar10(lambda part, _: _pickled(root, part), True, sorted((root / _PICKLES).iterdir()))
-    stored = load(path, ("img", "label"))
+        return Cifar10(lambda split, _: _read_pickles(root, split), True, sorted((root / _PICKLES).iterdir()))
+    tables = load_tables(path, ("img", "label"))
 
-    def read(part: Part, bad: SkippedExamples) -> Images:
-        if part not in stored.splits:
-            raise DataError(f"data.path={path}: has no split {part}, but {', '.join(stored.splits)}")
-        rows = enumerate(stored.splits[part])
+    def read(split: Split, bad: BadExampleBudget) -> Images:
+        if split not in tables.splits:
+            raise DataError(f"data.path={path}: has no split {split}, only {', '.join(tables.splits)}")
         examples = (
-            (f"{path} ({part}), row {row}", {"image": one["img"]["bytes"], "label": one["label"]})
-            for row, one in rows
+            (f"{path} ({split}), row {row}", {"image": example["img"]["bytes"], "label": example["label"]})
+            for row, example in enumerate(tables.splits[split])
         )
-        return decoded(examples, decode, bad)
+        return decode_all(examples, decode, bad)
 
-    return Cifar10(read, "test" in stored.splits, stored.files)
+    return Cifar10(read, "test" in tables.splits, tables.files)
 
 
-def _pickled(root: Path, part: Part) -> Images:
-    """By torchvision, which compares checksums first: only the original archive's files are unpickled."""
+def _read_pickles(root: Path, split: Split) -> Images:
+    """torchvision compares checksums first, so only the files of the original archive are unpickled."""
     from torchvision.datasets import CIFAR10
 
     try:
-        stored = CIFAR10(root, train=part == "train")
+        stored = CIFAR10(root, train=split == "train")
     except RuntimeError as error:
         raise DataError(
-            f"{root / _PICKLES}: by their checksums not the files of cifar-10-python.tar.gz, or not all of "
-            "them; unpack the archive again"
+            f"{root / _PICKLES}: files of cifar-10-python.tar.gz are missing or have other checksums; unpack "
+            "the archive again"
         ) from error
     return {"image": np.ascontiguousarray(stored.data), "label": np.array(stored.targets, dtype=np.int64)}
 
 
-def decoded(examples: Iterable[tuple[str, dict[str, Any]]], decode: Decode, bad: SkippedExamples) -> Images:
-    """All usable examples, decoded on all cores: OpenCV releases the GIL.
+def decode_all(
+    examples: Iterable[tuple[str, dict[str, Any]]], decode: Decode, bad: BadExampleBudget
+) -> Images:
+    """Decode examples on all cores (OpenCV releases the GIL) and stack the usable ones.
 
     Args:
-        examples: each with what to call it in a message.
-        decode: of one.
-        bad: takes those that can't be decoded.
+        examples: pairs of a name for messages and an example.
+        decode: decodes one example.
+        bad: skips the examples that can't be decoded.
     """
-    rows = list(examples)
 
-    def some(begin: int) -> list[dict[str, Any] | ValueError]:
-        found = list[dict[str, Any] | ValueError]()
-        for _, example in rows[begin : begin + _CHUNK]:
-            try:
-                found.append(decode(example))
-            except ValueError as error:
-                found.append(error)
-        return found
+    def attempt(named: tuple[str, dict[str, Any]]) -> dict[str, Any] | str:
+        try:
+            return decode(named[1])
+        except ValueError as error:
+            return f"{named[0]}: {error}"
 
-    usable = []
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        found = (one for chunk in threads.map(some, range(0, len(rows), _CHUNK)) for one in chunk)
-        for (origin, _), one in zip(rows, found, strict=True):
-            if isinstance(one, ValueError):
-                bad.add(origin, str(one))
-            else:
-                usable.append(one)
+    with ThreadPool(os.cpu_count()) as threads:
+        decoded = threads.map(attempt, examples, _CHUNK)
+    bad.add(*(line for line in decoded if isinstance(line, str)))
+    usable = [example for example in decoded if not isinstance(example, str)]
     if not usable:
-        raise DataError("data.path: holds no usable examples")
+        raise DataError("data.path: contains no usable examples")
     return {name: np.stack([example[name] for example in usable]) for name in ("image", "label")}

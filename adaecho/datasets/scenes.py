@@ -1,7 +1,7 @@
-"""Scenes for detection: real handwritten digits pasted on 64-pixel canvases by a fixed seed.
+"""Scenes for detection: handwritten digits on canvases of 64 pixels.
 
-The glyphs are scikit-learn's; what is made is where they stand, how large they
-are, and the ground: every scene is the same on every machine.
+The digits are scikit-learn's. A fixed seed draws their positions, their sizes and the background, so every
+scene is the same on every machine.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.coco import TrueBoxes
+from adaecho.datasets.coco import GroundTruth
 
 SIDE = 64
 MOST_DIGITS = 4
@@ -24,18 +24,18 @@ class Scenes:
     """Map-style: ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``.
 
     Attributes:
-        categories, truths, sizes: as of ``DetectionImages``.
+        categories, truths, sizes: as in ``DetectionImages``.
     """
 
     thread_safe = True
 
     def __init__(self, examples: list[dict[str, Any]]) -> None:
         self.examples, self.categories = examples, [str(digit) for digit in range(10)]
-        self.truths, self.sizes = list[TrueBoxes](), [(SIDE, SIDE)] * len(examples)
+        self.truths, self.sizes = list[GroundTruth](), [(SIDE, SIDE)] * len(examples)
         for example in examples:
             boxes, labels = example["boxes"], example["labels"]
             areas = (boxes[:, 2:] - boxes[:, :2]).astype(float).prod(axis=1)
-            self.truths.append(TrueBoxes(boxes, labels, labels < 0, areas))
+            self.truths.append(GroundTruth(boxes, labels, labels < 0, areas))
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -44,40 +44,36 @@ class Scenes:
         return self.examples[row]
 
     def origin(self, row: int) -> str:
-        """What to call a scene in a message."""
+        """Name of a scene in messages."""
         return f"scene {row}"
 
 
 def make_scenes(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], number: int, *, seed: int) -> Scenes:
-    """Scenes of 1 to 4 digits that overlap by no pixel of their boxes.
+    """Scenes of 1 to 4 digits whose boxes do not overlap.
 
     Args:
         glyphs: uint8 [N, 8, 8], values 0 to 16.
-        digits: int64 [N], 0 to 9; the label is one more.
-        number: of scenes; scene i is the same for any number.
-        seed: another gives other scenes.
+        digits: int64 [N], 0 to 9; the label of digit d is d + 1.
+        number: number of scenes; scene i does not depend on it.
+        seed: seeds the scenes.
     """
-    return Scenes(
-        [_scene(glyphs, digits, np.random.default_rng((_SEED, seed, row))) for row in range(number)]
-    )
+    rngs = (np.random.default_rng((_SEED, seed, row)) for row in range(number))
+    return Scenes([_scene(glyphs, digits, rng) for rng in rngs])
 
 
 def _scene(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], rng: np.random.Generator) -> dict[str, Any]:
     ground, ink = rng.integers(0, 90, 3), rng.integers(150, 256, 3)
     canvas = np.clip(ground + rng.normal(0, 12, (SIDE, SIDE, 3)), 0, 255)
-    boxes: list[list[int]] = []
-    labels: list[int] = []
+    boxes, labels = list[list[int]](), list[int]()
     for _ in range(rng.integers(1, MOST_DIGITS + 1)):
         which, side = rng.integers(len(glyphs)), int(rng.integers(SIDES_PIXELS[0], SIDES_PIXELS[1] + 1))
         corner = _free_corner(boxes, side, rng)
         if corner is None:
             continue
         x, y = corner
-        shade = cv2.resize(
-            glyphs[which].astype(np.float32) / BRIGHTEST, (side, side), interpolation=cv2.INTER_LINEAR
-        )
-        part = canvas[y : y + side, x : x + side]
-        part += shade[..., None] * (ink - part)
+        shade = cv2.resize(glyphs[which].astype(np.float32) / BRIGHTEST, (side, side))  # bilinear
+        patch = canvas[y : y + side, x : x + side]
+        patch += shade[..., None] * (ink - patch)
         boxes.append(_tight(shade, x, y))
         labels.append(int(digits[which]) + 1)
     return {
@@ -96,6 +92,6 @@ def _free_corner(boxes: list[list[int]], side: int, rng: np.random.Generator) ->
 
 
 def _tight(shade: NDArray[np.float32], x: int, y: int) -> list[int]:
-    """The box around a glyph's ink."""
+    """The box around the ink of a glyph."""
     rows, columns = np.nonzero(shade.max(axis=1) > 0.2)[0], np.nonzero(shade.max(axis=0) > 0.2)[0]
     return [x + int(columns[0]), y + int(rows[0]), x + int(columns[-1]) + 1, y + int(rows[-1]) + 1]

@@ -1,4 +1,4 @@
-"""Holding out a validation split."""
+"""Train and validation splits."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Rows:
-    """Map-style subset of a dataset that need not fit in memory.
+    """Map-style subset of a dataset, which need not fit in memory.
 
     Args:
         dataset: indexable.
-        rows: int64 [n], which of its examples.
+        rows: int64 [n], indices of its examples.
     """
 
     def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
@@ -29,7 +29,7 @@ class Rows:
         return self.dataset[int(self.rows[row])]
 
     def origin(self, row: int) -> str:
-        """What to call an example in a message."""
+        """Name of an example in messages."""
         return str(self.dataset.origin(int(self.rows[row])))
 
 
@@ -38,52 +38,53 @@ def hold_out(examples: Arrays, num_validation: int | None, *, seed: int) -> tupl
 
     Args:
         examples: arrays of one length N.
-        num_validation: 1 <= num_validation < N.
-        seed: of the permutation, ``numpy.random.default_rng(seed).permutation(N)``.
+        num_validation: number of validation examples, 1 <= num_validation < N.
+        seed: seeds the permutation ``numpy.random.default_rng(seed).permutation(N)``.
+
+    Returns:
+        The training examples, and the validation examples.
 
     Raises:
-        DataError: nothing would be left to train on.
+        DataError: ``num_validation`` is None, or no training example would be left.
     """
-    kept, held_out = hold_out_rows(len(next(iter(examples.values()))), num_validation, seed=seed)
-    training, validation = (
-        {name: array[rows] for name, array in examples.items()} for rows in (kept, held_out)
-    )
-    return training, validation
+    splits = hold_out_rows(len(next(iter(examples.values()))), num_validation, seed=seed)
+    train, validation = ({name: array[rows] for name, array in examples.items()} for rows in splits)
+    return train, validation
 
 
 def hold_out_rows(
     number: int, num_validation: int | None, *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers of the split that ``hold_out`` makes, for use with ``Rows``.
+    """Indices of the training and validation examples of ``hold_out``, for ``Rows``.
 
     Raises:
-        DataError: nothing would be left to train on, or it isn't said how many to hold out.
+        DataError: ``num_validation`` is None, or no training example would be left.
     """
     if num_validation is None:
         raise DataError(
-            "data.validation_examples=null: this data has no validation split of its own; say how many of "
-            f"the {number} training examples to hold out"
+            "data.validation_examples=null: this data has no validation split; set the number of examples "
+            f"to hold out of the {number} training examples"
         )
     if num_validation >= number:
         raise DataError(
-            f"data.validation_examples={num_validation}: the training files hold {number} examples, so none "
-            "would be left to train on; hold out fewer"
+            f"data.validation_examples={num_validation}: the training files contain {number} examples, so "
+            "none would be left to train on; hold out fewer"
         )
     rows = np.random.default_rng(seed).permutation(number)
     return rows[:-num_validation], rows[-num_validation:]
 
 
 def refuse_number(number: int | None, path: str) -> None:
-    """Raises ConfigError where it is said how many to hold out of data that has a validation split."""
+    """Raise a ConfigError if ``data.validation_examples`` is set for data with a validation split."""
     if number is not None:
         raise ConfigError(
-            f"data.validation_examples={number}: {path} has a validation split of its own; leave it null "
-            "(evaluate.max_examples takes a part of it)"
+            f"data.validation_examples={number}: {path} has a validation split; leave the key null "
+            "(evaluate.max_examples evaluates on a part of the split)"
         )
 
 
 def first_of(examples: Arrays, number: int | None) -> Arrays:
-    """The first ``number`` examples (None: all), for a smaller training set.
+    """The first ``number`` examples, or all for None.
 
     Raises:
         ConfigError: there are fewer.
@@ -91,6 +92,7 @@ def first_of(examples: Arrays, number: int | None) -> Arrays:
     available = len(next(iter(examples.values())))
     if number is not None and number > available:
         raise ConfigError(
-            f"task.training_examples={number}: {available} are left after holding out; give fewer, or null"
+            f"task.training_examples={number}: only {available} training examples are left after holding "
+            "out the validation split; set fewer, or null"
         )
     return {name: array[:number] for name, array in examples.items()}

@@ -1,4 +1,4 @@
-"""What data may do to a command: storage that fails, files that are others now, and examples to skip."""
+"""Stored data: tables of Hugging Face ``datasets``, failing storage, the digest of files, bad examples."""
 
 import hashlib
 import os
@@ -6,79 +6,145 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from adaecho.errors import DataError, warn
 
 FILES = "files_sha256"
-_LISTED = 3  # lines that tell which examples are bad
-_REMEDY = "once that is mended, run the same command again: a run continues where it was"
+_LISTED = 20  # bad examples in an error message
+_REMEDY = "after fixing it, run the same command again: a run resumes from its checkpoint"
+
+
+class Tables(NamedTuple):
+    """A data set of tables.
+
+    Attributes:
+        splits: a ``datasets.Dataset`` for each name, such as "train".
+        files: the local files; for a hub id, the files in the cache of ``datasets``.
+    """
+
+    splits: dict[str, Any]
+    files: list[Path]
+
+
+def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> Tables:
+    """Load tables with ``datasets.load_dataset``, whose conventions name the splits.
+
+    ``datasets`` stores an Arrow copy of the tables in its cache (``HF_HOME``) and reads rows from there.
+
+    Args:
+        path: a local folder (of parquet files, for example), or a hub id: owner/name, or
+            owner/name/configuration.
+        columns: the columns that each split must have. Images stay encoded.
+        key: the config key that names the path, for messages.
+
+    Raises:
+        DataError: the tables can't be loaded, or lack a column.
+    """
+    import datasets  # takes most of a second; only tasks with tables need it
+
+    datasets.disable_progress_bars()
+    local = Path(path).expanduser()
+    owner_name, configuration = "/".join(path.split("/")[:2]), "/".join(path.split("/")[2:]) or None
+    if not local.exists() and ("://" in path or path.count("/") not in (1, 2)):
+        raise DataError(f"{key}={path}: there is no such file or folder, and it is no hub id (owner/name)")
+    named = (str(local.resolve()), None) if local.exists() else (owner_name, configuration)
+    try:
+        # Map the files, even if HF_DATASETS_IN_MEMORY_MAX_SIZE asks for small tables in memory.
+        splits = datasets.load_dataset(*named, keep_in_memory=False)
+    except Exception as error:  # many types, one meaning
+        what = "can't be loaded" if local.exists() else "no such folder, and the hub id can't be loaded"
+        raise DataError(
+            f"{key}={path}: {what} ({type(error).__name__}: {error}). Check files, name, connection and "
+            "access (HF_HUB_OFFLINE=1 reads the cache alone)"
+        ) from error
+    for name, split in splits.items():
+        if not {*columns} <= {*split.features}:
+            raise DataError(
+                f"{key}={path}: split {name} needs the columns {', '.join(columns)}, but has "
+                f"{', '.join(split.features)}"
+            )
+        for column in columns:
+            if isinstance(split.features[column], datasets.Image):
+                split = split.cast_column(column, datasets.Image(decode=False))
+        splits[name] = split.select_columns(list(columns))
+    if local.exists():
+        files = sorted(visible_files(local))
+    else:
+        files = [Path(file["filename"]) for split in splits.values() for file in split.cache_files]
+    return Tables(dict(splits), files)
+
+
+def visible_files(folder: Path) -> Iterator[Path]:
+    """The files below a folder, without hidden files and folders."""
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        if entry.name[0] != ".":
+            yield from visible_files(folder / entry.name) if entry.is_dir() else [folder / entry.name]
 
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Tell what storage refuses inside as a ``DataError``: which file, why, what to do."""
+    """Convert errors of storage into a ``DataError`` that names the file, the cause and the remedy."""
     try:
         yield
     except (ConnectionError, tarfile.TarError) as error:
         raise DataError(f"{error}; {_REMEDY}") from error
     except OSError as error:
-        if error.filename is None:  # no file's
+        if error.filename is None:  # not an error of a file
             raise
         raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
 
 
-def fingerprint_of(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """One digest of the files' names (with that of their folder) and sizes; of urls the names alone.
+def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
+    """Digest of the files' names, their folders' names and their sizes. Urls count by name alone.
 
-    A checkpoint holds it, so that a run is not continued in silence after files were added, removed or
-    exchanged; contents are not read. Empty for no files.
+    A checkpoint stores the digest, so a run is not resumed after files were added, removed or replaced.
+    Contents are not read. The result is empty if there are no files.
 
     Raises:
-        DataError: a file is gone, or can't be asked for.
+        DataError: a file is missing or can't be read.
     """
     names = sorted(map(str, files))
     if not names:
         return {}
     with storage_errors():
-        told = "\n".join(map(_told, names))
-    return {FILES: hashlib.sha256(os.fsencode(told)).hexdigest()[:16]}
+        lines = "\n".join(map(_name_and_size, names))
+    return {FILES: hashlib.sha256(os.fsencode(lines)).hexdigest()[:16]}
 
 
-def _told(name: str) -> str:
+def _name_and_size(name: str) -> str:
     path = Path(name.partition("?")[0])
     size = "" if "://" in name else os.stat(name).st_size
     return f"{path.parent.name}/{path.name} {size}"
 
 
-class SkippedExamples:
-    """Examples that can't be used: skipped and listed within a budget, an error beyond it.
+class BadExampleBudget:
+    """Bad examples: skipped and listed up to a budget, an error beyond it.
 
     Args:
         budget: ``data.max_bad_examples``.
+
+    Attributes:
+        found: a line for each skipped example: its origin and the reason.
     """
 
     def __init__(self, budget: int) -> None:
-        self._budget, self._found = budget, list[str]()
+        self._budget, self.found = budget, list[str]()
 
-    def add(self, origin: str, reason: str) -> None:
-        """Count one more, and say so on stderr.
+    def add(self, *lines: str) -> None:
+        """Skip examples, and print their lines on stderr.
 
         Args:
-            origin: file and row.
-            reason: why it can't be used.
+            lines: of each example: file and row, a colon, and the reason.
 
         Raises:
-            DataError: it exceeds the budget.
+            DataError: there are more bad examples than the budget. The message lists up to 20 of them.
         """
-        self._found.append(f"{origin}: {reason}")
-        if len(self._found) > self._budget:
+        self.found += lines
+        if len(self.found) > self._budget:
             raise DataError(
-                f"more bad examples than data.max_bad_examples={self._budget} allows to skip; mend the "
-                "files, or allow more:\n  " + "\n  ".join(self._found[-_LISTED:])
+                f"more bad examples ({len(self.found)}) than data.max_bad_examples={self._budget} allows; "
+                "repair the files, or allow more:\n  " + "\n  ".join(self.found[:_LISTED])
             )
-        warn(f"bad example skipped: {self._found[-1]}")
-
-    @property
-    def count(self) -> int:
-        """How many were skipped."""
-        return len(self._found)
+        for line in lines:
+            warn(f"bad example skipped: {line}")

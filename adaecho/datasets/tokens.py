@@ -1,10 +1,10 @@
-"""Text as token numbers, made once: a tokenizer and memory-mapped examples in the cache folder."""
+"""Text as token numbers: memory-mapped examples in the cache folder, or a stream of examples."""
 
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,26 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.cache import cache_folder
+from adaecho.config.schema import DataConfig
 from adaecho.datasets.documents import Documents
 from adaecho.datasets.split import hold_out_rows
-from adaecho.datasets.storage import SkippedExamples, fingerprint_of
+from adaecho.datasets.storage import BadExampleBudget, digest_of_files
 from adaecho.errors import ConfigError, DataError
 
-PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
+PAD, END = 0, 1  # special tokens: PAD fills a short example; END begins and ends a document
 _VERSION = 5
 _DOCUMENTS = 512  # encoded at once
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How documents become examples of ``block`` predictions, so of ``block + 1`` tokens.
+    """How documents become examples of ``block`` predictions, that is ``block + 1`` tokens.
 
     Attributes:
-        kind: ``packed`` joins documents, an END after each, and cuts the whole into blocks that overlap in
-            one token; the tail is dropped. ``sentence`` makes one example of each document, END before and
-            after, filled up with PAD; what is longer is cut.
+        kind: ``packed`` joins documents with an END after each, and cuts them into blocks that overlap by one
+            token; the tail is dropped. ``sentence`` makes one example of each document with an END on both
+            sides: PAD fills a short document, a long one is cut.
         block: predictions of an example.
-        vocabulary: token numbers, PAD and END among them.
+        vocabulary: number of tokens, including PAD and END.
     """
 
     kind: str
@@ -43,7 +44,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the cache holds.
+    """Contents of the cache.
 
     Attributes:
         tokenizer: of the ``tokenizers`` library.
@@ -57,124 +58,110 @@ class Tokens:
     meta: dict[str, Any]
 
 
-def key_of(documents: Documents, *others: Any) -> str:
-    """Names what is made of documents; another where a file was written since, or others are asked for."""
+def cache_key(documents: Documents, *settings: Any) -> str:
+    """Cache key of these documents and settings. A file's modification time, name and size count."""
     times = [(str(file), file.stat().st_mtime_ns) for file in documents.files]
-    told = [times, fingerprint_of(documents.files), documents.column, documents.lines, *others, _VERSION]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    digest = digest_of_files(documents.files)
+    key = [times, digest, documents.column, documents.lines, *settings, _VERSION]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 
-def tokenized(
-    documents: Documents,
-    packing: Packing,
-    num_validation: int | None,
-    split_seed: int,
-    max_bad_examples: int,
-) -> Tokens:
-    """The examples of these documents, from the cache or made now.
+def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Tokens:
+    """The examples of these documents, from the cache if present.
 
     Args:
-        documents: where ``num_validation`` is None their part ``validation`` (else ``test``) is held out.
-        packing: how they become examples.
-        num_validation: documents to hold out of the training ones.
-        split_seed: which of them.
-        max_bad_examples: documents that can't be read to skip.
+        documents: text by split.
+        packing: how documents become examples.
+        data: its ``validation_examples`` training documents are held out by ``split_seed``; null: the split
+            ``validation``, else ``test``, is used. ``max_bad_examples`` unreadable documents are skipped.
 
     Raises:
         DataError: more bad documents than allowed, too little text, or the cache can't be written.
-        ConfigError: the data doesn't support so large a vocabulary.
+        ConfigError: the text supports fewer subwords than ``packing.vocabulary``.
     """
-    folder = cache_folder() / key_of(documents, vars(packing), num_validation, split_seed, max_bad_examples)
+    settings = (data.validation_examples, data.split_seed, data.max_bad_examples)
+    folder = cache_folder() / cache_key(documents, vars(packing), *settings)
     if not folder.exists():
-        bad = SkippedExamples(max_bad_examples)
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            # Whole or not at all: a process may be killed at any instant.
-            with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
-                _make(Path(made), documents, packing, num_validation, split_seed, bad)
-                _put(Path(made), folder)
-        except OSError as error:
-            raise _cant_be_written(folder, error) from error
+        with _new_in_cache(folder) as new:
+            new.mkdir()
+            _make(new, documents, packing, data)
     meta = json.loads((folder / "meta.json").read_text())
-    train, validation = (_blocks(folder / f"{part}.bin", packing) for part in ("train", "validation"))
-    return Tokens(_from_text((folder / "tokenizer.json").read_text("utf-8")), train, validation, meta)
+    train, validation = (_examples(folder / f"{split}.bin", packing) for split in ("train", "validation"))
+    return Tokens(_load_tokenizer(folder / "tokenizer.json"), train, validation, meta)
 
 
-def _put(made: Path, place: Path) -> None:
-    """Rename what was made into its place; what another process has put there meanwhile stays."""
+def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
+    """The tokenizer of some texts, from the cache if present.
+
+    Args:
+        key: cache key of the texts; see ``cache_key``.
+        texts: read only if the tokenizer is not in the cache.
+        vocabulary: number of tokens.
+    """
+    file = cache_folder() / f"{key}.tokenizer.json"
+    if not file.exists():
+        trained = train_tokenizer(texts, vocabulary).to_str()
+        with _new_in_cache(file) as new:
+            new.write_text(trained, "utf-8")
+    return _load_tokenizer(file)
+
+
+@contextmanager
+def _new_in_cache(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes ``path`` at the end, so a killed process leaves nothing partial."""
     try:
-        made.rename(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
+            new = Path(folder, path.name)
+            yield new
+            _move(new, path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: the token cache can't be written ({error.strerror or error}); free some space, or set "
+            "ADAECHO_CACHE to a folder with space"
+        ) from error
+
+
+def _move(new: Path, path: Path) -> None:
+    """Rename, or keep the folder that another process has made in the meantime."""
+    try:
+        new.rename(path)
     except OSError:
-        if not place.exists():
+        if not path.exists():
             raise
 
 
-def _cant_be_written(place: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{place}: the cache of tokens can't be written ({error.strerror or error}); free some space, or "
-        "set ADAECHO_CACHE to a folder that can hold it"
-    )
-
-
-def _blocks(file: Path, packing: Packing) -> NDArray[Any]:
-    """Its examples [n, block + 1]."""
-    flat = np.memmap(file, dtype_of(packing.vocabulary), "r")
+def _examples(file: Path, packing: Packing) -> NDArray[Any]:
+    """Examples [n, block + 1] of a file."""
+    flat = np.memmap(file, _dtype(packing.vocabulary), "r")
     if packing.kind == "sentence":
         return flat.reshape(-1, packing.block + 1)
     return np.lib.stride_tricks.sliding_window_view(flat, packing.block + 1)[:: packing.block]
 
 
-def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
-    """The tokenizer of some texts, trained once.
-
-    Args:
-        key: names these texts; see ``key_of``.
-        texts: read where it isn't in the cache yet.
-        vocabulary: of the tokenizer.
-    """
-    path = cache_folder() / f"{key}.tokenizer.json"
-    if not path.exists():
-        trained = train_tokenizer(texts, vocabulary).to_str()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as made:
-                Path(made, path.name).write_text(trained, "utf-8")
-                Path(made, path.name).replace(path)
-        except OSError as error:
-            raise _cant_be_written(path, error) from error
-    return _from_text(path.read_text("utf-8"))
-
-
-def _from_text(text: str) -> Any:
+def _load_tokenizer(file: Path) -> Any:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(text)
-    tokenizer.encode_special_tokens = True  # not kept in it
+    tokenizer = Tokenizer.from_str(file.read_text("utf-8"))
+    tokenizer.encode_special_tokens = True  # the file does not store this setting
     return tokenizer
 
 
-def _make(
-    folder: Path,
-    documents: Documents,
-    packing: Packing,
-    num_validation: int | None,
-    seed: int,
-    bad: SkippedExamples,
-) -> None:
-    """Three passes over the documents: count them, train the tokenizer, write token numbers."""
-    counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, dtype_of(packing.vocabulary)
+def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig) -> None:
+    """Pass three times over the documents: count them, train the tokenizer, write token numbers."""
+    counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, _dtype(packing.vocabulary)
+    bad = BadExampleBudget(data.max_bad_examples)
 
-    def texts(part: str, *, count: bool = False) -> Iterator[str]:
-        """Usable documents; those that aren't are counted in one of the passes."""
-        for shard in documents.parts[part]:
+    def texts(split: str, *, count: bool = False) -> Iterator[str]:
+        """Usable documents; one of the passes counts the others."""
+        for shard in documents.splits[split]:
             for origin, text in documents.read(shard):
-                if isinstance(text, Exception):
-                    if count:
-                        bad.add(origin, str(text))
-                elif text.strip():
+                if isinstance(text, str) and text.strip():
                     yield text
-                elif count:
+                elif count and isinstance(text, str):
                     counts["empty"] += 1
+                elif count:
+                    bad.add(f"{origin}: {text}")
 
     def write(file: IO[bytes], encoded: list[int]) -> None:
         whole = [END, *encoded, END]
@@ -187,50 +174,48 @@ def _make(
             file.write(sentence(whole, packing.block, dtype).tobytes())
 
     number = sum(1 for _ in texts("train", count=True))
-    own, held_out = documents.held_out, set[int]()
-    if num_validation is not None or own is None:
-        held_out = set(hold_out_rows(number, num_validation, seed=seed)[1].tolist())
+    own, held_out = documents.held_out or "", set[int]()
+    if data.validation_examples is not None or not own:
+        held_out.update(hold_out_rows(number, data.validation_examples, seed=data.split_seed)[1].tolist())
     kept = (text for row, text in enumerate(texts("train")) if row not in held_out)
     tokenizer = train_tokenizer(kept, packing.vocabulary)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
     sizes = {"train": number - len(held_out), "validation": len(held_out)}
     with (folder / "train.bin").open("wb") as train, (folder / "validation.bin").open("wb") as validation:
-        for row, encoded in enumerate(encode_all(tokenizer, texts("train"))):
+        for row, encoded in enumerate(_encode_all(tokenizer, texts("train"))):
             write(validation if row in held_out else train, encoded)
-        if not held_out:
-            assert own is not None
-            for encoded in encode_all(tokenizer, texts(own, count=True)):
-                sizes["validation"] += 1
-                write(validation, encoded)
-    for part in ("train", "validation"):
-        if (folder / f"{part}.bin").stat().st_size < (packing.block + 1) * dtype.itemsize:
+        for encoded in () if held_out else _encode_all(tokenizer, texts(own, count=True)):
+            sizes["validation"] += 1
+            write(validation, encoded)
+    for split in sizes:
+        if (folder / f"{split}.bin").stat().st_size < (packing.block + 1) * dtype.itemsize:
             raise DataError(
-                f"data.path: its {part} text gives not one example of task.block={packing.block} tokens; "
-                "give more text or a smaller block"
+                f"data.path: its {split} text is too short for one example of task.block={packing.block} "
+                "tokens; add text, or reduce the block"
             )
     meta = {
         "documents": sizes,
         "held_out_of": "train" if held_out else own,
         "tokenizer sha256": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
-        "skipped": {**counts, "bad": bad.count},
+        "skipped": {**counts, "bad": len(bad.found)},
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=2))
 
 
-def dtype_of(vocabulary: int) -> np.dtype[Any]:
-    """The smallest that holds token numbers."""
+def _dtype(vocabulary: int) -> np.dtype[Any]:
+    """The smallest unsigned type for token numbers."""
     return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
 
 
 def sentence(tokens: list[int], block: int, dtype: Any) -> NDArray[Any]:
-    """``block + 1`` tokens: cut, or filled up with PAD."""
+    """The first ``block + 1`` tokens, filled with PAD."""
     row = np.full(block + 1, PAD, dtype)
     row[: len(tokens)] = tokens[: block + 1]
     return row
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer (Sennrich et al. 2016) of these texts: every text can be encoded.
+    """Train a byte-level BPE tokenizer (Sennrich et al. 2016), which can encode every text.
 
     Raises:
         ConfigError: the texts have fewer subwords than ``vocabulary``.
@@ -247,18 +232,102 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    with suppress(StopIteration):  # of no text at all
+    with suppress(StopIteration):  # raised if there is no text
         tokenizer.train_from_iterator(texts, trainer)
     found = tokenizer.get_vocab_size()
     if found != vocabulary:
         raise ConfigError(
-            f"task.vocabulary={vocabulary}: this text supports {found} subwords (the 256 bytes and two "
-            f"special ones among them); set task.vocabulary={found} or less, or give more text"
+            f"task.vocabulary={vocabulary}: this text supports {found} subwords, including 256 bytes and two "
+            f"special tokens; set task.vocabulary={found} or less, or add text"
         )
     return tokenizer
 
 
-def encode_all(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[int]]:
+def _encode_all(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[int]]:
     """Token numbers of each text, in order."""
     while batch := list(islice(texts, _DOCUMENTS)):
         yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(batch))
+
+
+Cursor = tuple[int, ...]
+"""Indices of the file, of its document, and of the document's block."""
+
+
+class TokenStream:
+    """Iterable of examples of ``block + 1`` tokens, for ``EchoLoader``, which resumes it exactly.
+
+    A document with an END on both sides is cut into blocks that overlap by one token. PAD fills the last
+    block. With at least as many files as ranks, each rank reads its own files. With fewer, all ranks read all
+    files, and each rank encodes its own documents.
+
+    Args:
+        documents: text by split.
+        split: the split to read.
+        tokenizer: of the ``tokenizers`` library.
+        block: predictions of an example.
+        max_bad_examples: unreadable documents to skip in each pass.
+    """
+
+    def __init__(
+        self, documents: Documents, split: str, tokenizer: Any, block: int, max_bad_examples: int = 0
+    ) -> None:
+        self.documents, self.shards, self.tokenizer = documents, documents.splits[split], tokenizer
+        self.block, self.max_bad_examples = block, max_bad_examples
+        self.dtype = _dtype(tokenizer.get_vocab_size())
+        self.rank, self.world = 0, 1
+
+    def set_share(self, rank: int, world_size: int) -> None:
+        """Give only the examples of this rank."""
+        self.rank, self.world = rank, world_size
+
+    def __iter__(self) -> "TokenIterator":
+        return self.iterate_from((0, 0, 0))
+
+    def iterate_from(self, position: Sequence[int]) -> "TokenIterator":
+        """Resume from the ``position`` of an iterator."""
+        return TokenIterator(self, position)
+
+    def examples_from(self, shard: int, document: int, block: int) -> Iterator[tuple[Cursor, NDArray[Any]]]:
+        """Each example from a cursor, with the cursor after it."""
+        bad, by_file = BadExampleBudget(self.max_bad_examples), len(self.shards) >= self.world
+        for number in range(shard, len(self.shards)):
+            if by_file and number % self.world != self.rank:
+                continue
+            first = document if number == shard else 0
+            for row, (origin, text) in enumerate(self.documents.read(self.shards[number], first), first):
+                if not by_file and row % self.world != self.rank:
+                    continue
+                if not isinstance(text, str):
+                    bad.add(f"{origin}: {text}")
+                    continue
+                encoded = self.tokenizer.encode(text).ids if text.strip() else []
+                if len(encoded) < 2:
+                    continue
+                whole, given = [END, *encoded, END], block if (number, row) == (shard, document) else 0
+                for index, begin in [*enumerate(range(0, len(whole) - 1, self.block))][given:]:
+                    is_last = begin + self.block >= len(whole) - 1
+                    after = (number, row + 1, 0) if is_last else (number, row, index + 1)
+                    yield after, sentence(whole[begin : begin + self.block + 1], self.block, self.dtype)
+
+
+class TokenIterator:
+    """One pass over the documents.
+
+    Attributes:
+        position: cursor of the next example.
+    """
+
+    def __init__(self, stream: TokenStream, position: Sequence[int]) -> None:
+        self.position = tuple(int(number) for number in position)
+        self._examples: Any = stream.examples_from(*self.position)
+
+    def __iter__(self) -> "TokenIterator":
+        return self
+
+    def __next__(self) -> dict[str, NDArray[Any]]:
+        self.position, example = next(self._examples)
+        return {"tokens": example}
+
+    def close(self) -> None:
+        """Close the open file."""
+        self._examples.close()

@@ -1,4 +1,4 @@
-"""Ghost ("virtual") batch norm: statistics over slices of a batch, so that it can grow without changing them.
+"""Ghost ("virtual") batch norm: statistics over slices of a batch, independent of the batch size.
 
 E. Hoffer, I. Hubara, D. Soudry, "Train longer, generalize better", 2017, algorithm 1.
 """
@@ -15,25 +15,26 @@ Statistics = Literal["average", "sequential"]
 
 
 class GhostBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm in which every ``ghost_size`` successive examples are normalised by their own statistics.
+    """Batch norm over slices of ``ghost_size`` successive examples.
 
-    In training it equals ``nn.BatchNorm2d`` on each slice. In evaluation all examples are normalised by
-    running statistics r, for which there are two readings. With the statistics s_0, ..., s_{k-1} of a step's
-    slices and ``momentum`` n:
+    In training it equals ``nn.BatchNorm2d`` on each slice. In evaluation running statistics r normalise all
+    examples. The update of r has two forms. With the statistics s_0, ..., s_{k-1} of a step's slices and
+    ``momentum`` n:
 
-    * "average": r <- (1 - n) r + n mean(s_i). It is what the mean of k running averages, one per slice, would
-      be, as the init2winit code base keeps them.
-    * "sequential": r <- (1 - n)^k r + sum_i n (1 - n)^(k-1-i) s_i. Hoffer et al., algorithm 1: k updates.
+    * "average": r <- (1 - n) r + n mean(s_i). It equals the mean of k running averages, one per slice, as in
+      the init2winit code base.
+    * "sequential": r <- (1 - n)^k r + sum_i n (1 - n)^(k-1-i) s_i. These are the k updates of Hoffer et al.,
+      algorithm 1.
 
     Args:
         num_features: channels C.
         ghost_size: examples per slice, at least 1.
         statistics: "average" or "sequential".
-        eps: added to variances.
-        momentum: share n of a new value in the running statistics, in [0, 1].
+        eps: added to the variances.
+        momentum: weight n of a new value in the running statistics, in [0, 1].
 
     Raises:
-        ValueError: in training, a batch that ``ghost_size`` doesn't divide.
+        ValueError: in training, ``ghost_size`` does not divide the batch.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         if not len(x) or len(x) % self.ghost_size:
             raise ValueError(
-                f"ghost batch norm: a batch of {len(x)} examples is not made of slices of {self.ghost_size}; "
-                "choose a batch size that the ghost size divides"
+                f"ghost batch norm: the ghost size {self.ghost_size} does not divide a batch of {len(x)} "
+                "examples; choose a multiple of the ghost size"
             )
         parts = x.chunk(len(x) // self.ghost_size)
         means, variances = (
@@ -70,7 +71,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
     @torch.no_grad()
     def _update(self, means: torch.Tensor, variances: torch.Tensor) -> None:
-        """Take the statistics [k, C] of the slices into the running ones."""
+        """Update the running statistics by those of the slices, [k, C]."""
         assert self.momentum is not None
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -79,8 +80,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         if self.statistics == "average":
             kept, share = 1 - self.momentum, means.new_full((slices,), self.momentum / slices)
         else:
-            later = torch.arange(slices - 1, -1, -1, dtype=means.dtype, device=means.device)
-            kept, share = (1 - self.momentum) ** slices, self.momentum * (1 - self.momentum) ** later
+            updates_after = torch.arange(slices - 1, -1, -1, dtype=means.dtype, device=means.device)
+            kept, share = (1 - self.momentum) ** slices, self.momentum * (1 - self.momentum) ** updates_after
         self.running_mean.mul_(kept).add_(share @ means)
         self.running_var.mul_(kept).add_(share @ variances)
         self.num_batches_tracked.add_(1)
@@ -91,10 +92,10 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
 
 def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statistics = "average") -> nn.Module:
-    """The model with every ``nn.BatchNorm2d`` replaced, in place, weights and running statistics kept.
+    """Replace every ``nn.BatchNorm2d`` of the model in place, with its weights and running statistics.
 
     Raises:
-        ConfigError: the model has none, or batch norm of another kind.
+        ConfigError: the model has no batch norm, or batch norm of another type.
     """
     replaced = 0
     for parent in list(model.modules()):
@@ -103,9 +104,8 @@ def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statisti
                 continue
             if type(module) is not nn.BatchNorm2d or module.momentum is None or not module.affine:
                 raise ConfigError(
-                    f"task.ghost_size={ghost_size}: the model's {name} is a {type(module).__name__}, and "
-                    "only plain nn.BatchNorm2d has a ghost form here; choose another model, or "
-                    "task.ghost_size=null"
+                    f"task.ghost_size={ghost_size}: needs plain nn.BatchNorm2d, but {name} of the model is a "
+                    f"{type(module).__name__}; choose another model, or task.ghost_size=null"
                 )
             ghost = GhostBatchNorm2d(
                 module.num_features,
@@ -118,7 +118,5 @@ def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statisti
             setattr(parent, name, ghost)
             replaced += 1
     if not replaced:
-        raise ConfigError(
-            f"task.ghost_size={ghost_size}: the model has no batch norm; choose task.ghost_size=null"
-        )
+        raise ConfigError(f"task.ghost_size={ghost_size}: the model has no batch norm; set it to null")
     return model

@@ -1,30 +1,43 @@
-"""SSD, the single shot detector, from torchvision's parts.
+"""SSD, the single shot detector: model from torchvision's parts, training target, loss and detections.
 
 W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. The ResNet-34 form is MLPerf's: stages 1 to 3
 without the stride of the third (a plane of 38 pixels at 300), then five pairs of convolutions to one pixel.
+
+Boxes are x1, y1, x2, y2 in pixels. There are N images, at most M true boxes per image (rows of label 0 are
+padding), A default boxes, and C classes including the background, which is class 0.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torchvision.models import resnet34
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSDHead
+from torchvision.ops import batched_nms, box_iou
 
 Features = list[torch.Tensor]
+
+# Scale of the codes of centres and of log sizes: the paper's code divides by variances 0.1 and 0.2.
+_CENTRE, _SIZE = 10.0, 5.0
+_LEAST_OVERLAP = 0.5  # a default box matches a true box from this IoU on
+_NEGATIVES_PER_POSITIVE = 3
+_CANDIDATES = 400  # per class, before suppression
+_LONGEST_LOG = 4.135  # log(1000 / 16), as in torchvision: predicted boxes stay finite
 
 
 class SSD(nn.Module):
     """Backbone, head and default boxes.
 
     Args:
-        backbone: float [N, 3, S, S] to the planes that boxes are predicted from, finest first.
-        out_channels: of those planes.
-        default_boxes: as many aspect ratio lists as there are planes.
-        num_classes: with the background, which is class 0.
+        backbone: float [N, 3, S, S] to the planes that predict boxes, finest first.
+        out_channels: of these planes.
+        default_boxes: one list of aspect ratios per plane.
+        num_classes: C, including the background.
         image_size: S, in pixels.
 
     Attributes:
@@ -64,10 +77,7 @@ class SSD(nn.Module):
 
 
 class Planes(nn.Module):
-    """Stages run one after another; the result of each is a plane to predict from.
-
-    float [N, 3, S, S] to a list of float [N, C_i, S_i, S_i].
-    """
+    """Consecutive stages, which each give a plane: float [N, 3, S, S] to a list of [N, C_i, S_i, S_i]."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -81,7 +91,7 @@ class Planes(nn.Module):
         return planes
 
 
-# MLPerf's: the planes at 300 pixels have sides of 38, 19, 10, 5, 3 and 1, and 8,732 default boxes in all.
+# MLPerf's: at 300 pixels the planes have sides of 38, 19, 10, 5, 3 and 1, and 8,732 default boxes.
 _CHANNELS = (256, 512, 512, 256, 256, 256)
 _RATIOS = [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
 _SCALES = [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05]
@@ -89,25 +99,25 @@ _STEPS_PIXELS = [8, 16, 32, 64, 100, 300]
 
 
 def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
-    """SSD with a ResNet-34 backbone, from scratch, batch norm in every layer but the head's.
+    """SSD with a ResNet-34 backbone, freshly initialised, with batch norm except in the head.
 
     Args:
-        num_classes: with the background, which is class 0.
-        image_size: in pixels, 300 as in the paper (8,732 boxes) or another from 64 up. Default boxes keep
-            their size relative to the image; at other sides than 300 the last convolutions are padded.
+        num_classes: C, including the background.
+        image_size: in pixels, at least 64; the paper's 300 has 8,732 default boxes. Default boxes keep their
+            size relative to the image. At sizes other than 300 the last convolutions are padded.
     """
     net = resnet34(weights=None)
     third = net.layer3
     third[0].conv1.stride = third[0].downsample[0].stride = (1, 1)
     stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, third)
-    # The last two of five take planes of 5 and 3 pixels to 3 and 1 without padding.
+    # At 300 the last two of five reduce planes of 5 and 3 pixels to 3 and 1 without padding.
     padded = image_size != 300
     side = -(-image_size // 8)  # of the stem's plane
     extra = []
     for i, middle in enumerate((256, 256, 128, 128, 128)):
         halves = i < 3 or padded
-        # A plane of one pixel stays one at either stride. At two the gradient of the weights in bfloat16 is
-        # memory that nobody has written, on CPUs (torch 2.15, oneDNN): up to millions, or NaN.
+        # A plane of one pixel keeps its size at stride 1 and 2. At stride 2 the gradient of the weights in
+        # bfloat16 on CPUs is uninitialised memory (torch 2.15, oneDNN).
         stride = 2 if halves and side > 1 else 1
         extra.append(_shrink(_CHANNELS[i], middle, _CHANNELS[i + 1], stride=stride, padding=int(halves)))
         side = -(-side // 2) if halves else side - 2
@@ -119,10 +129,10 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
 
 
 def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
-    """A small SSD for the scenes: 3x3 convolutions with batch norm, planes of 1/4, 1/8 and 1/16 of the image.
+    """A small SSD for the scenes: 3x3 convolutions with batch norm; planes of 1/4, 1/8 and 1/16 of the image.
 
     Args:
-        num_classes: with the background, which is class 0.
+        num_classes: C, including the background.
         image_size: in pixels, a multiple of 16.
     """
     channels = (64, 64, 64)
@@ -156,3 +166,141 @@ def _shrink(
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def encode(boxes: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
+    """Codes of boxes [..., A, 4] relative to default boxes [A, 4]: offset of the centre, log of the size."""
+    centre, size = _centre_and_size(boxes)
+    default_centre, default_size = _centre_and_size(default_boxes)
+    offset = _CENTRE * (centre - default_centre) / default_size
+    return torch.cat([offset, _SIZE * torch.log(size / default_size)], dim=-1)
+
+
+def decode(codes: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``encode``."""
+    default_centre, default_size = _centre_and_size(default_boxes)
+    centre = codes[..., :2] / _CENTRE * default_size + default_centre
+    size = torch.exp((codes[..., 2:] / _SIZE).clamp(max=_LONGEST_LOG)) * default_size
+    return torch.cat([centre - size / 2, centre + size / 2], dim=-1)
+
+
+def _centre_and_size(boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = boxes[..., :2], boxes[..., 2:]
+    return (low + high) / 2, high - low
+
+
+def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
+    """Index of the true box that each default box predicts, int64 [N, A]; -1 is the background.
+
+    A default box matches the true box with the largest IoU, if the IoU is at least 0.5. In addition, each
+    true box is matched by the default box with the largest IoU. The last true box wins a shared default box.
+
+    Args:
+        boxes: float [N, M, 4].
+        labels: int64 [N, M], 0 for padding.
+        default_boxes: float [A, 4].
+    """
+    number, most = labels.shape
+    num_default = len(default_boxes)
+    if not most:
+        return labels.new_full((number, num_default), -1)
+    real = labels > 0
+    overlap = box_iou(boxes.reshape(-1, 4), default_boxes).view(number, most, num_default)
+    overlap = overlap.masked_fill(~real[..., None], -1.0)
+    best, matched = overlap.max(dim=1)
+    matched = matched.masked_fill(best < _LEAST_OVERLAP, -1)
+    favourite = overlap.argmax(dim=2)
+    # One default box more, for the padding.
+    wanted = labels.new_full((number, num_default + 1), -1)
+    favourite = favourite.masked_fill(~real, num_default)
+    rows = torch.arange(most, device=labels.device).expand(number, most)
+    wanted = wanted.scatter_reduce(1, favourite, rows, "amax")[:, :num_default]
+    return torch.where(wanted >= 0, wanted, matched)
+
+
+def multibox_loss(
+    logits: torch.Tensor,
+    codes: torch.Tensor,
+    boxes: torch.Tensor,
+    labels: torch.Tensor,
+    default_boxes: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of the losses of a batch, and the number of positives, its divisor (paper, equation 1).
+
+    The sum has the smooth L1 loss of the codes of matched default boxes, and their cross entropy. It also has
+    the cross entropy of the background boxes classified worst, at most three per positive of the image.
+
+    Args:
+        logits: float [N, A, C].
+        codes: float [N, A, 4].
+        boxes: float [N, M, 4], each with positive width and height.
+        labels: int64 [N, M], 0 for padding.
+        default_boxes: float [A, 4].
+
+    Returns:
+        Two scalars, the first with gradient. Both are 0 for images without boxes.
+    """
+    logits, codes = logits.float(), codes.float()
+    with torch.no_grad():
+        matched = match(boxes, labels, default_boxes)
+        positive = matched >= 0
+    image, default = positive.nonzero(as_tuple=True)
+    truth = matched[image, default]
+    wanted = encode(boxes[image, truth], default_boxes[default])
+    box_loss = functional.smooth_l1_loss(codes[image, default], wanted, reduction="sum")
+    classes = torch.zeros_like(matched)
+    classes[image, default] = labels[image, truth]
+    class_loss = functional.cross_entropy(logits.transpose(1, 2), classes, reduction="none")
+    with torch.no_grad():
+        hardness = class_loss.masked_fill(positive, -torch.inf)
+        rank = hardness.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        positives = positive.sum(dim=1, keepdim=True)
+        kept = positive | (rank < _NEGATIVES_PER_POSITIVE * positives) & ~positive
+    return box_loss + class_loss[kept].sum(), positives.sum().float()
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Detections of one image, best first.
+
+    Attributes:
+        boxes: float [K, 4], in pixels of the network's input, clipped to it.
+        scores: float [K], probabilities.
+        labels: int64 [K], from 1.
+    """
+
+    boxes: torch.Tensor
+    scores: torch.Tensor
+    labels: torch.Tensor
+
+
+def detect(
+    logits: torch.Tensor,
+    codes: torch.Tensor,
+    default_boxes: torch.Tensor,
+    image_size: int,
+    *,
+    least_score: float = 0.01,
+    overlap: float = 0.45,
+    most: int = 200,
+) -> list[Detections]:
+    """Boxes of each image after non-maximum suppression within each class (paper, section 3.1).
+
+    Args:
+        logits, codes, default_boxes: as in ``multibox_loss``.
+        image_size: side of the network's input, in pixels.
+        least_score: a box must exceed this probability.
+        overlap: above this IoU the weaker of two boxes of a class is dropped.
+        most: largest number of detections per image.
+    """
+    probabilities = functional.softmax(logits.float(), dim=-1)
+    boxes = decode(codes.float(), default_boxes).clamp(0, image_size)
+    found = []
+    for of_image, boxes_of_image in zip(probabilities, boxes, strict=True):
+        # each [classes without the background, candidates]
+        scores, indices = of_image[:, 1:].t().topk(min(_CANDIDATES, len(boxes_of_image)), dim=1)
+        class_index, rank = (scores > least_score).nonzero(as_tuple=True)
+        candidates, scores = boxes_of_image[indices[class_index, rank]], scores[class_index, rank]
+        kept = batched_nms(candidates, scores, class_index, overlap)[:most]
+        found.append(Detections(candidates[kept], scores[kept], class_index[kept] + 1))
+    return found

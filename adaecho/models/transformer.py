@@ -1,8 +1,8 @@
 """The Transformer as a language model: the decoder of Vaswani et al., "Attention Is All You Need", 2017.
 
-Each layer is causal self-attention and a ReLU feed-forward net. Norms come before each of the two and after
-the last layer, which trains without a warm-up; positions are the paper's sinusoids; the softmax shares the
-input's embedding.
+Each layer has causal self-attention and a ReLU feed-forward net. A norm precedes each of them and follows the
+last layer, so training needs no warm-up. Positions are the paper's sinusoids. The softmax shares the
+embedding of the input.
 """
 
 import math
@@ -16,15 +16,15 @@ class Transformer(nn.Module):
     """int64 [N, T] of token numbers to logits float [N, T, vocabulary].
 
     With V = vocabulary, d = width, f = feed_forward it has V d + layers (4 d^2 + 2 d f + f + 5 d) + 2 d
-    parameters: attention without biases, feed-forward with them, two numbers a channel for each norm.
+    parameters: attention has no biases, the feed-forward net has, a norm has two numbers per channel.
 
     Args:
-        vocabulary: token numbers.
+        vocabulary: number of tokens.
         layers: attention and feed-forward pairs.
         width: d, a multiple of ``heads``.
         feed_forward: hidden units.
-        heads: of attention.
-        dropout: of the embedding and of each part's output, in training.
+        heads: number of attention heads.
+        dropout: after the embedding, attention and feed-forward nets, in training.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Layer(nn.Module):
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> torch.Tensor:
-    """Section 3.5 of the paper, sines in the first half of the channels: float [length, width]."""
+    """Positions of section 3.5, float [length, width]; sines fill the first half of the channels."""
     rates = torch.exp(-math.log(10_000) * torch.arange(0, width, 2, device=device) / width)
     angles = torch.arange(length, device=device)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]

@@ -1,4 +1,4 @@
-"""Tar shards on disk, over http(s) and on the stores of fsspec."""
+"""Tar shards on disk, over http(s), and on the stores of fsspec."""
 
 from adaecho.shards.tar_shards import TarShards as TarShards
 

@@ -1,7 +1,7 @@
-"""Tar shards in WebDataset's layout as a stream: each archive from front to back with one request.
+"""Tar shards in WebDataset's layout as a stream, with one request per archive.
 
-Files that follow one another in an archive and share a name up to the first dot are one example: ``0001.jpg``
-and ``0001.cls`` are ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``.
+Adjacent files of an archive that share a name up to the first dot form one example: ``0001.jpg`` and
+``0001.cls`` are ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``.
 """
 
 import glob
@@ -21,33 +21,33 @@ from adaecho.shards.transfer import Transfer
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_DRAWN = 1024  # draws made at once
+_DRAWN = 1024  # random numbers per block
 _BLOCK = tarfile.BLOCKSIZE
 _TEXT = "utf-8", "surrogateescape"
-# Name, size, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar; GNU's is alike so far).
+# Name, size, type, magic and first byte of the name's prefix (ustar, POSIX.1-1988; equal in GNU's format).
 _HEADER = struct.Struct("100s 24x 11s x 20x c 100x 5s 83x c")
-_TELLS_MORE = re.compile(rb" (path|size|GNU\.sparse[.\w]*)=")  # in an extended header of pax
+_TELLS_MORE = re.compile(rb" (path|size|GNU\.sparse[.\w]*)=")  # in an extended pax header
 
 
 class TarShards:
-    """Examples of plain tar archives, several read at once; an EchoLoader resumes them exactly.
+    """Iterable of the examples of uncompressed tar archives. An EchoLoader resumes it exactly.
 
-    Ranks share out the archives; where there are fewer archives than ranks, every rank reads them all and
-    keeps its share of the examples.
+    Archives are split over the ranks. With fewer archives than ranks, every rank reads all archives and keeps
+    its share of the examples.
 
     Args:
-        shards: paths or urls: ``http(s)://``, or a protocol of fsspec; ``{000..127}`` stands for each number
-            and a local ``*`` for what it matches.
-        shuffle: the archives anew for each pass, and mix the examples of those that are open; else they come
-            one after another, as they are given.
-        seed: of that order, the same on all ranks.
-        open_shards: archives that a rank reads at once: each example comes from a random one of them, and
-            the next archive takes the place of one that ends. 1 reads one after another.
+        shards: paths or urls: ``http(s)://``, or a protocol of fsspec. ``{000..127}`` expands to these
+            numbers, and ``*`` in a local path to the matching files.
+        shuffle: whether to shuffle the archives in each epoch, and to mix the examples of the open archives.
+            Else the archives are read in the given order.
+        seed: seeds the order; equal on all ranks.
+        open_shards: archives that a rank reads at the same time. Each example comes from a random open
+            archive. When an archive ends, the next one is opened.
 
     Raises:
         ValueError: there are no shards.
-        tarfile.ReadError: while reading, one is no whole plain tar archive.
-        ConnectionError: while reading, a url fails for good; a local file raises its own OSError.
+        tarfile.ReadError: while reading, an archive is truncated, compressed or damaged.
+        ConnectionError: while reading, a url fails after all attempts. A local file raises OSError.
     """
 
     def __init__(self, shards: Names, *, shuffle: bool = True, seed: int = 0, open_shards: int = 8) -> None:
@@ -57,27 +57,27 @@ class TarShards:
         self.shuffle, self.seed, self.epoch, self.share = shuffle, seed, 0, (0, 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """The pass that the next ``iter()`` gives."""
+        """Set the epoch of the next ``iter()``."""
         self.epoch = epoch
 
     def set_share(self, rank: int, world_size: int) -> None:
-        """Give only this rank's examples; an EchoLoader sets it."""
+        """Give only the examples of this rank. An EchoLoader calls it."""
         self.share = rank, world_size
 
     def __iter__(self) -> "TarPass":
         return self.iterate_from(())
 
     def iterate_from(self, position: Sequence[int]) -> "TarPass":
-        """A pass from a ``TarPass.position`` on; () is its beginning."""
+        """An epoch from a ``TarPass.position``; () is its beginning."""
         return TarPass(self, position)
 
 
 class TarPass:
-    """One pass over the archives of a source.
+    """Iterator over one epoch.
 
     Args:
-        source: whose pass it is.
-        position: where to begin.
+        source: the shards.
+        position: of the first example; () is the beginning.
     """
 
     def __init__(self, source: TarShards, position: Sequence[int]) -> None:
@@ -97,16 +97,16 @@ class TarPass:
 
     @property
     def position(self) -> list[int]:
-        """Number of the archive to be opened next, examples so far; of each open archive its number, and the
-        byte at which its next example begins.
+        """Number of the next archive to open; number of examples read; for each open archive its number and
+        the byte of its next example.
         """
         return [self._following, self._count, *(n for one in self._within for n in (one.number, one.byte))]
 
     def _drawn(self) -> int:
-        """A random number for the next example."""
+        """The random number of the next example."""
         block, at = divmod(self._count, _DRAWN)
         if block != self._block:
-            # Apart from the draws of the shards' order, which begin at counter 0.
+            # The order of the shards uses the counters from 0 on.
             bits = np.random.Philox(key=self._key, counter=[0, 0, block, 1])
             self._block, self._draws = block, bits.random_raw(_DRAWN).tolist()
         return self._draws[at]
@@ -129,17 +129,17 @@ class TarPass:
         raise StopIteration
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
         for archive in self._within:
             archive.close()
 
 
 class _Archive:
-    """One that a pass is within.
+    """An open archive.
 
     Attributes:
-        number: in the order of the pass.
-        byte: where its next example begins.
+        number: in the order of the epoch.
+        byte: offset of the next example.
     """
 
     def __init__(self, url: str, number: int, byte: int = 0) -> None:
@@ -147,26 +147,26 @@ class _Archive:
         self._examples = self._read()
 
     def next(self) -> dict[str, Any] | None:
-        """The next example; None at the end. After an error it comes with the next call."""
+        """The next example, or None at the end. After an error the next call retries."""
         try:
             return next(self._examples, None)
         except BaseException as error:
             self.close()
             if not isinstance(error, tarfile.TarError):
                 raise
-            name = f"{self._transfer.name}: is no whole plain tar archive, read up to byte {self._place}"
-            raise tarfile.ReadError(f"{name}: {error}") from error
+            what = f"not a complete plain tar archive, read up to byte {self._offset}"
+            raise tarfile.ReadError(f"{self._transfer.name}: {what}: {error}") from error
 
     def close(self) -> None:
-        """Let go of the connection or file; ``next`` opens it again."""
+        """Close the connection or file. ``next`` reopens it."""
         self._transfer.close()
         self._examples = self._read()
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        self._buffer, self._at, self._transfer.byte = b"", 0, self.byte  # what was read, and used of it
+        self._buffer, self._at, self._transfer.byte = b"", 0, self.byte  # bytes read, and how many are used
         for key, members in groupby(self._members(), lambda member: member[0]):
             example: dict[str, Any] = {"__key__": key.decode(*_TEXT)}
-            for _, ending, content, end in members:  # noqa: B007 (used after it)
+            for _, ending, content, end in members:  # noqa: B007 (used below)
                 extension = ending.decode(*_TEXT).lower()
                 if extension in example:
                     raise tarfile.ReadError(f"a second {extension!r} of {example['__key__']}; rename it")
@@ -175,19 +175,19 @@ class _Archive:
             yield example
 
     def _members(self) -> Iterator[tuple[bytes, bytes, bytes, int]]:
-        """Of each file: key, extension, content, and the byte at which what follows it begins."""
+        """Key, extension and content of each file, and the offset after it."""
         while True:
             if self._at + _BLOCK > len(self._buffer):
                 self._need(_BLOCK)
             name, octal, kind, magic, prefix = _HEADER.unpack_from(self._buffer, self._at)
-            # As nearly all are: tarfile, which looks at all fields, takes ten times as long.
+            # Fast path for plain headers: tarfile parses all fields in ten times the time.
             plain = magic == b"ustar" and prefix == b"\0" and kind in b"0\0x" and octal.isdigit()
             name, start, size = name.partition(b"\0")[0], _BLOCK, int(octal, 8) if plain else 0
-            if plain and kind == b"x":  # of times and owners is passed over
+            if plain and kind == b"x":  # skip headers of times and owners
                 self._need(_BLOCK + size)
                 name, plain = b"", not _TELLS_MORE.search(self._buffer, _BLOCK, _BLOCK + size)
             if not plain:
-                self._first = self._place
+                self._first = self._offset
                 headers = tarfile.TarFile(fileobj=self, encoding="utf-8")  # type: ignore[arg-type]
                 if (member := headers.next()) is None:
                     return
@@ -199,26 +199,26 @@ class _Archive:
             start, self._at = start + self._at, self._at + length
             base = name.rfind(b"/") + 1
             dot = name.find(b".", base)
-            if dot > base:  # hidden files are no examples
-                yield name[:dot], name[dot + 1 :], self._buffer[start : start + size], self._place
+            if dot > base:  # skip hidden files
+                yield name[:dot], name[dot + 1 :], self._buffer[start : start + size], self._offset
 
     @property
-    def _place(self) -> int:
-        """The byte of the archive up to which it is used."""
+    def _offset(self) -> int:
+        """Offset of the next unused byte in the archive."""
         return self._transfer.byte - len(self._buffer) + self._at
 
     def _need(self, size: int) -> None:
-        """Have so many bytes that are not used yet."""
+        """Read until ``size`` unused bytes are buffered."""
         parts, length = [self._buffer[self._at :]], len(self._buffer) - self._at
         while length < size:
             parts.append(self._transfer.read())
             length += len(parts[-1])
             if not parts[-1]:
-                raise tarfile.ReadError("empty, or cut there")
+                raise tarfile.ReadError("the archive is empty or truncated")
         self._buffer, self._at = b"".join(parts), 0
 
-    # What tarfile needs of a file, of which it reads the headers of one member. Where the archive seems to
-    # begin there, it takes nothing damaged for the archive's end.
+    # File interface for tarfile, which reads the headers of one member. At offset 0 a damaged header raises,
+    # instead of ending the archive.
 
     def read(self, size: int) -> bytes:
         self._need(size)
@@ -226,14 +226,14 @@ class _Archive:
         return self._buffer[:size]
 
     def tell(self) -> int:
-        return self._place - self._first
+        return self._offset - self._first
 
 
 def shard_urls(shards: Names) -> list[str]:
-    """The urls or paths that are meant; see ``TarShards``.
+    """Expand patterns to urls or paths; see ``TarShards``.
 
     Raises:
-        ValueError: there are none, or a pattern matches none.
+        ValueError: there are no shards, or a pattern matches no file.
     """
     urls = list[str]()
     for one in [shards] if isinstance(shards, str | os.PathLike) else shards:
@@ -243,7 +243,7 @@ def shard_urls(shards: Names) -> list[str]:
                 raise ValueError(f"shards={masked(url)!r}: no file matches")
             urls += found
     if not urls:
-        raise ValueError("shards: names no file")
+        raise ValueError("shards: the list is empty")
     return urls
 
 

@@ -1,4 +1,4 @@
-"""Bytes of a file, an http(s) url or a url of fsspec's; a transfer that breaks is resumed at its byte."""
+"""Bytes of a file, an http(s) url or an fsspec url. A broken transfer resumes at its byte."""
 
 import base64
 import threading
@@ -10,22 +10,22 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from adaecho.masking import masked
 
-_PIECE = 1 << 18  # bytes: the most that is asked for at once
-_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # between tries
-_TIMEOUT_S = 30.0  # of an http connection that gives nothing
+_PIECE = 1 << 18  # bytes per read
+_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
+_TIMEOUT_S = 30.0  # of an http connection without data
 _FINAL = FileNotFoundError, PermissionError
-_FINAL_CODES = {*range(400, 500)} - {408, 429}  # of http
+_FINAL_CODES = {*range(400, 500)} - {408, 429}  # http statuses
 
 
 class Transfer:
-    """A file from one byte on, in order.
+    """Sequential reads of a file from any byte.
 
-    A broken connection, a 5xx, 408 or 429 is tried again after delays that double; an http server that
-    ignores the range is read again up to the byte.
+    A broken connection and the statuses 5xx, 408 and 429 are retried after doubling delays. If an http server
+    ignores the range, the bytes before it are read and dropped.
 
     Attributes:
-        name: the url as it may be shown.
-        byte: of the file, at which the next piece begins; may be set while it is closed.
+        name: the url without secrets.
+        byte: offset of the next read; may be set while the transfer is closed.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,34 +33,35 @@ class Transfer:
         self._stream: Any = None
 
     def read(self) -> bytes:
-        """What there is next, at most 256 KiB; nothing at the end.
+        """The next bytes, at most 256 KiB; empty at the end.
 
         Raises:
-            ConnectionError: names url (without its secrets), byte and cause.
-            OSError: a local file's own.
+            ConnectionError: names url, attempt, byte and cause.
+            OSError: a local file can't be read.
         """
-        for tries, delay_s in enumerate((*_DELAYS_S, 0.0), start=1):
+        for attempt, delay_s in enumerate((*_DELAYS_S, 0.0), start=1):
             try:
                 self._stream = self._stream or _open_at(self._url, self.byte)
-                # As soon as there is something; not every file of fsspec can do that.
+                # read1 returns available bytes at once; some files of fsspec lack it.
                 piece: bytes = getattr(self._stream, "read1", self._stream.read)(_PIECE)
-                if not piece and (missing := getattr(self._stream, "length", None)):  # http.client is silent
-                    raise ConnectionError(f"it ended {missing} bytes early")
+                # http.client does not raise at an early end.
+                if not piece and (missing := getattr(self._stream, "length", None)):
+                    raise ConnectionError(f"ended {missing} bytes early")
                 self.byte += len(piece)
                 return piece
             except (OSError, HTTPException) as error:
                 self.close()
                 if "://" not in self._url:
                     raise
-                cause = f"in try {tries} at byte {self.byte}: {type(error).__name__}: {error}"
+                cause = f"in attempt {attempt} at byte {self.byte}: {type(error).__name__}: {error}"
                 if isinstance(error, _FINAL) or getattr(error, "code", 0) in _FINAL_CODES:
                     break
-            # A thread of an EchoLoader brings a sleep that ends with its loader.
+            # The sleep of an EchoLoader's thread ends when the loader is closed.
             getattr(threading.current_thread(), "rest", time.sleep)(delay_s)
         raise ConnectionError(f"{self.name}: can't be read {masked(cause)}")
 
     def close(self) -> None:
-        """Let go of the connection or file; a later ``read`` opens it again."""
+        """Close the connection or file. A later ``read`` reopens it."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -78,11 +79,11 @@ def _open_at(url: str, byte: int) -> Any:
     user, _, host = parts.netloc.rpartition("@")
     headers = {"User-Agent": "adaecho"} | ({"Range": f"bytes={byte}-"} if byte else {})
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers=headers)
-    if user:  # not for a host that the server may send us on to
+    if user:  # not sent to the target of a redirect
         basic = base64.b64encode(unquote_to_bytes(user)).decode()
         request.add_unredirected_header("Authorization", f"Basic {basic}")
     response = urllib.request.urlopen(request, timeout=_TIMEOUT_S)
-    if response.status != 206:  # the server has ignored the range
-        while byte and (passed := response.read1(min(byte, _PIECE))):
-            byte -= len(passed)
+    if response.status != 206:  # the server ignored the range
+        while byte and (dropped := response.read1(min(byte, _PIECE))):
+            byte -= len(dropped)
     return response

@@ -1,4 +1,4 @@
-"""One file per workload; ``docs/your-own.md`` adds one of a user's own."""
+"""Workloads. ``docs/your-own.md`` shows how to add one."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,23 +12,21 @@ if TYPE_CHECKING:
 
 
 def build_task(config: Config) -> "Task":
-    """The workload that ``config.task.name`` names, its training and validation data at hand.
-
-    Whether that may be a module of the user's own was decided when the config was checked.
+    """Build the workload ``config.task.name`` and find its training and validation data.
 
     Raises:
         ConfigError: there is no such task, or it does not report ``target.metric``.
         DataError: the data is missing, empty, of the wrong schema or corrupt.
     """
-    from adaecho.datasets.storage import fingerprint_of
+    from adaecho.datasets.storage import digest_of_files
 
     name = config.task.name
     task: Task = find_task(name).build(config, config.task)
     if not hasattr(task, "metrics"):
-        raise ConfigError(f"task.name={name}: build returned a {type(task).__name__}; it returns a Task")
+        raise ConfigError(f"task.name={name}: build returned a {type(task).__name__}, expected a Task")
     if config.target.metric not in task.metrics:
         raise ConfigError(
             f"target.metric={config.target.metric}: task {name} reports {', '.join(task.metrics)}; choose one"
         )
-    files = fingerprint_of(task.files)
+    files = digest_of_files(task.files)
     return replace(task, fingerprint={**task.fingerprint, **files}, facts={**task.facts, **files})

@@ -1,4 +1,4 @@
-"""What a workload is: data, augmentation, model, loss, metrics. A new one is one file and one YAML."""
+"""Interface of a workload: data, augmentation, model, loss and metrics."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,51 +14,52 @@ from adaecho.errors import ConfigError, DataError
 from adaecho.records.trials import check_metric, digest
 
 Batch = Any
-"""A nesting of dicts and tuples of tensors, as ``collate`` makes it. Where AdaScale deals it to micro-batches
-the first axis of each is that of the examples; a list holds one item for each example
-(boxes, say, of which each image has another number)."""
+"""Nested dicts and tuples of tensors, as ``collate`` returns them. If AdaScale splits the batch into
+micro-batches, the first axis of each tensor is the examples. A list holds one item per example, for example
+boxes, whose number differs between images."""
 
 LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
-"""The sum of a batch's losses, a scalar with gradient, and of their weights (examples, tokens, boxes)."""
+"""The sum of a batch's losses, a scalar with gradient, and the sum of weights (examples, tokens, boxes)."""
 
+Metrics = dict[str, float]
 Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]
 
-# Of facts of the data: what tells that a number means the same class, or token.
+# Facts of the data that give class labels and token numbers their meaning.
 CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
-    """Of ``Task.facts``: what tells the classes' names, in the order of their labels; none without names."""
+    """The fact CLASS_NAMES: a digest of the class names in label order; empty without names."""
     return {CLASS_NAMES: digest("\n".join(names).encode(errors="surrogatepass"))[:16]} if names else {}
 
 
 def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Compare the facts of a run's data with those of what is there now.
+    """Compare the facts of a run's training data with those of the present data.
 
     Raises:
-        DataError: a number means another class, or another token, than in its training.
+        DataError: a label means another class, or a token number another token, than in training.
     """
-    for key, what in ((CLASS_NAMES, "classes have other names"), (TOKENIZER, "text makes another tokenizer")):
+    for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "token numbers")):
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
             raise DataError(
-                f"data.path: its {what} than the data that the run was trained on, so the same number means "
-                "something else; name that data"
+                f"data.path: the {what} differ from those of the run's training data, so the model's outputs "
+                "have another meaning; set data.path to the training data"
             )
 
 
 Box = tuple[tuple[float, float, float, float], str]
-"""x1, y1, x2, y2 in pixels, and what is written at it."""
+"""x1, y1, x2, y2 in pixels, and a caption."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One validation image, for ``python -m adaecho.show``.
+    """One validation image for ``python -m adaecho.show``.
 
     Attributes:
         image: uint8 [H, W, 3].
-        title: what is written above it.
-        true, predicted: boxes; None where the task has none.
+        title: text above the image.
+        true, predicted: boxes; None if the task has no boxes.
     """
 
     image: Any
@@ -72,34 +73,33 @@ class Task:
     """A workload: data, model, loss and metrics.
 
     Attributes:
-        metrics: every metric that ``evaluate`` reports, and which direction is better.
-        source: training examples for ``EchoLoader``: indexable with a length, or an iterable. A checkpoint
-            keeps the position that it tells as it is, secrets too.
-        decode: bytes to arrays, deterministic; None where examples are stored decoded.
-        augment: ``augment(example, rng)``, with ``augment.block(examples, keys)`` where it is vectorised.
-        augment_parts: two, (once, each_time), that do as ``augment`` one after the other; ``echo.split=true``
-            puts the echo between them. None where there are none.
-        collate: None for ``EchoLoader``'s own.
-        build_model: a freshly initialised model; torch's global generator is seeded by the caller.
-        loss: of a batch on the model's device, as the sum over what counts and the number of what counts:
-            so the mean over several micro-batches is exact, however unevenly they are filled.
-        evaluate: ``evaluate(model, split, device=...)``, metrics of a model (already in eval mode, on that
-            device) on a whole split, which it may hold in memory or read anew. One that also takes ``ranks=``
-            (see ``adaecho.ranks``) may look at this rank's share alone; else every rank looks at all of it.
-            The first rank's metrics count.
-        has_test_split: whether there is one beside the validation split; it is read once, when a run ends.
-        weight: the weight that ``loss`` will return, told from the batch alone. Without it the graphs of all
-            micro-batches are kept until the weights are known. A plain number is of the batch's size alone,
-            and so the same on every rank; what depends on its contents is a tensor.
-        num_examples: in one epoch; by default the source's length. Only schedules in epochs ask for it.
-        skipped_examples: bad ones that were left out when the task was built.
-        files: that the examples, of all splits, come from: paths, or urls of tar shards. A checkpoint holds
-            a digest of their names and sizes, and is not continued with others.
-        fingerprint: what else a checkpoint can only be continued with, e.g. the hash of a tokenizer.
-        facts: what is known of the data before training, for ``summary.json``.
-        at_end: what to add to the summary of a run that ended by itself, e.g. a sample of generated text;
-            names that a summary has already are left out.
-        pictures: of a model (in eval mode, on a device), at most so many: for classifiers, of mistakes alone.
+        metrics: every metric that ``evaluate`` reports, and whether "max" or "min" is better.
+        source: training examples for ``EchoLoader``: indexable with a length, or an iterable.
+        decode: deterministic, from stored bytes to arrays; None if examples are stored decoded.
+        augment: ``augment(example, rng)``; a vectorised one has ``augment.block(examples, keys)`` too.
+        augment_parts: two functions (once, each_time) whose composition equals ``augment``. With
+            ``echo.split=true`` the echo lies between them. None if the task has no such parts.
+        collate: from a list of examples to a batch; None for ``EchoLoader``'s default.
+        build_model: returns a freshly initialised model. The caller seeds torch's global generator.
+        loss: ``loss(model, batch)``, the sum of the losses and the sum of their weights. So the mean over
+            micro-batches is exact, even if they hold different numbers of tokens or boxes.
+        evaluate: ``evaluate(model, split, device=...)``, the metrics on a whole split of a model in eval mode
+            on that device. With a parameter ``ranks=`` (see ``adaecho.ranks``) it may evaluate the share of
+            this rank only; else every rank evaluates the whole split. The metrics of the first rank count.
+        has_test_split: whether there is a test split. It is evaluated once, when a run ends.
+        weight: the weight that ``loss`` will return, computed from the batch alone. Without it the graphs of
+            all micro-batches are kept in memory. A plain number depends on the batch size alone, so it is
+            equal on all ranks. A weight that depends on the contents is a tensor.
+        num_examples: in one epoch, for schedules in epochs; default: the length of the source.
+        skipped_examples: bad examples skipped by ``build``.
+        files: paths, or urls of tar shards, of all splits. A checkpoint stores a digest of their names and
+            sizes, and a run is not resumed with different files.
+        fingerprint: other facts that must not change on a resume, for example the digest of a tokenizer.
+        facts: of the data, for ``summary.json``.
+        at_end: returns entries for the summary of a finished run, for example a sample of generated text.
+            An entry whose name the summary has already is dropped.
+        pictures: ``pictures(model, number, device)``, at most ``number`` images with the predictions of a
+            model in eval mode. Classifiers return mistakes only.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Task:
     source: Any
     build_model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], LossAndWeight]
-    evaluate: Callable[..., dict[str, float]]
+    evaluate: Callable[..., Metrics]
     decode: Callable[[Any], Any] | None = None
     augment: Callable[..., Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
@@ -130,34 +130,32 @@ class Task:
                 raise ConfigError(f"task {self.name}: {error}") from None
             if direction not in get_args(Direction):
                 raise ConfigError(
-                    f"task {self.name}: metrics says {direction!r} of {metric}; say 'max' where more is "
-                    "better, 'min' where less is"
+                    f"task {self.name}: metrics has {direction!r} for {metric}; use 'max' if a higher value "
+                    "is better, else 'min'"
                 )
 
     @property
     def epoch_examples(self) -> int | None:
-        """Examples of one epoch; None where neither the task nor its source tells."""
-        source, fields = self.source, list[Any]()
-        if isinstance(source, dict | tuple):
-            fields = list(source.values() if isinstance(source, dict) else source)
-        if fields and all(isinstance(one, np.ndarray | torch.Tensor) for one in fields):  # columns
-            source = fields[0]
-        if self.num_examples is None:
-            with suppress(TypeError):  # of one that has no length, or can't know it
-                return len(source)
-        return self.num_examples
+        """Examples of one epoch; None if neither the task nor the length of its source says it."""
+        if self.num_examples is not None:
+            return self.num_examples
+        source = self.source
+        fields = tuple(source.values()) if isinstance(source, dict) else source
+        if isinstance(fields, tuple) and all(isinstance(one, np.ndarray | torch.Tensor) for one in fields):
+            source = next(iter(fields), ())  # one column of the examples
+        with suppress(TypeError):  # the source has no length
+            return len(source)
+        return None
 
-    def checked(self, metrics: Any) -> dict[str, float]:
-        """What ``evaluate`` has returned.
+    def checked(self, metrics: Any) -> Metrics:
+        """The metrics that ``evaluate`` has returned.
 
         Raises:
             ConfigError: a metric is missing.
         """
         if not isinstance(metrics, Mapping) or self.metrics.keys() - metrics.keys():
             raise ConfigError(
-                f"task {self.name}: evaluate returned {metrics!r:.200}; it returns {{metric: number}}, with "
+                f"task {self.name}: evaluate returned {metrics!r:.200}, expected {{metric: number}} with "
                 f"{', '.join(self.metrics)}"
             )
-        return {
-            name: value if isinstance(value, int | float) else float(value) for name, value in metrics.items()
-        }
+        return {key: one if isinstance(one, int | float) else float(one) for key, one in metrics.items()}

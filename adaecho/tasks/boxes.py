@@ -1,8 +1,8 @@
-"""Photographs with boxes: SSD's augmentation, and what gives and takes padded batches.
+"""SSD's augmentation of images with boxes, and padded batches.
 
 W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and 3.6. An example is a dict with
 ``image``, uint8 [H, W, 3], ``boxes``, float32 [K, 4] as x1, y1, x2, y2 in pixels, and ``labels``, int64 [K].
-What else it holds stays as it is.
+Other entries stay unchanged.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,15 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from adaecho.transforms.photographs import Image, adjust_colours, resize
 
 Boxes = NDArray[np.float32]
 Window = tuple[float, float, float, float]
-"""x1, y1, x2, y2 in pixels of the image, which it may exceed."""
+"""x1, y1, x2, y2 in pixels of the image. A window may exceed the image."""
 
-# Intersections over union that a crop must have with a box at least; None is the whole image, 0 any crop.
+# Smallest IoU of a crop with a box; None: the whole image, 0: any crop.
 IOU_CHOICES = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)
 _TRIES = 40
 
@@ -28,20 +29,21 @@ _TRIES = 40
 class SSDAugment:
     """``augment`` for detection: expand, box-aware crop, resize, photometric distortion, flip.
 
-    Every draw comes from the generator of the example and its repeat. The crop follows torchvision's
-    RandomIoUCrop: one of the choices of IoU, then up to 40 windows with sides of ``crop_scale`` times the
-    image's and a ratio of width to height of ``crop_ratio``, until one holds the centre of a box and overlaps
-    such a box by that IoU; if none does, another choice. Boxes whose centre lies outside are dropped, others
-    clipped. An image without boxes takes the first window of an allowed ratio.
+    All random numbers come from the generator of the example and its repeat. The crop follows torchvision's
+    RandomIoUCrop. It draws an IoU from seven choices, then up to 40 windows with sides of ``crop_scale``
+    times the image's and a ratio of width to height in ``crop_ratio``. It accepts the first window that
+    contains the center of a box and overlaps that box by the IoU. If there is none, it draws another IoU.
+    Boxes with their center outside are dropped, others are clipped. An image without boxes gets the first
+    window of an allowed ratio.
 
     Attributes:
         size: height and width of the result, in pixels.
-        photometric: probability of each distortion: brightness, contrast, saturation and hue.
-        brightness: largest relative change; contrast and saturation change by up to ``contrast`` and
-            ``saturation``, the hue by up to ``hue`` of the circle.
-        expand: probability of a larger canvas, of up to ``expand_ratio`` times the sides, the image somewhere
-            in it and ``fill`` around it.
-        crop: whether to crop at all.
+        photometric: probability of each distortion: brightness, contrast, saturation, hue.
+        brightness, contrast, saturation: largest relative changes.
+        hue: largest change, as a share of the circle.
+        expand: probability of a larger canvas, filled with ``fill``, with the image at a random position.
+        expand_ratio: largest ratio of the canvas's sides to the image's.
+        crop: whether to crop.
         flip: probability of a horizontal flip.
         antialias: as in ``RandomResizedCrop``.
     """
@@ -70,7 +72,7 @@ class SSDAugment:
         if self.crop:
             window = self._crop(window, boxes, rng)
         boxes, labels = boxes_in(window, boxes, labels, self.size)
-        # Colours last, as MLPerf has them: fewer pixels to change.
+        # Colors last, as in MLPerf: fewer pixels to change.
         image = self._distort(cut(image, window, self.size, self.fill, self.antialias), rng)
         if rng.random() < self.flip:
             image, boxes = np.asarray(cv2.flip(image, 1)), flipped(boxes, self.size)
@@ -78,11 +80,8 @@ class SSDAugment:
 
     def _distort(self, image: Image, rng: np.random.Generator) -> Image:
         chosen = rng.random(4) < self.photometric
-        spans = (self.brightness, self.contrast, self.saturation)
-        factors = [
-            1 + span * number if choice else 1.0
-            for span, number, choice in zip(spans, rng.uniform(-1, 1, 3), chosen, strict=False)
-        ]
+        spans = np.array([self.brightness, self.contrast, self.saturation])
+        factors = np.where(chosen[:3], 1 + spans * rng.uniform(-1, 1, 3), 1.0).tolist()
         shift = self.hue * rng.uniform(-1, 1)
         if chosen[:3].any():
             image = adjust_colours(image, *factors)
@@ -112,7 +111,7 @@ class SSDAugment:
         if not self.crop_ratio[0] <= width / height <= self.crop_ratio[1]:
             return None
         left, top = x1 + rng.random() * (x2 - x1 - width), y1 + rng.random() * (y2 - y1 - height)
-        # Whole pixels, so that what is cut is what the boxes are measured against.
+        # Whole pixels, so that the cut agrees with the boxes.
         left, top = int(np.floor(left)), int(np.floor(top))
         return left, top, left + max(round(width), 1), top + max(round(height), 1)
 
@@ -129,41 +128,32 @@ class ResizeWithBoxes:
         image, boxes, labels = example["image"], example["boxes"], example["labels"]
         window = (0.0, 0.0, float(image.shape[1]), float(image.shape[0]))
         boxes, labels = boxes_in(window, boxes, labels, self.size)
-        return {
-            **example,
-            "image": resize(image, self.size, self.antialias),
-            "boxes": boxes,
-            "labels": labels,
-        }
+        resized = resize(image, self.size, self.antialias)
+        return {**example, "image": resized, "boxes": boxes, "labels": labels}
 
 
 def collate_boxes(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """A padded batch: ``image`` [N, S, S, 3], ``boxes`` [N, M, 4], ``labels`` [N, M] (0: padding)."""
-    most = max(len(example["labels"]) for example in examples)
-    boxes = np.zeros((len(examples), most, 4), np.float32)
-    labels = np.zeros((len(examples), most), np.int64)
-    for row, example in enumerate(examples):
-        number = len(example["labels"])
-        boxes[row, :number], labels[row, :number] = example["boxes"], example["labels"]
+    boxes, labels = (
+        pad_sequence([torch.from_numpy(example[name]) for example in examples], batch_first=True)
+        for name in ("boxes", "labels")
+    )
     images = np.stack([example["image"] for example in examples])
-    return {
-        key: torch.from_numpy(value)
-        for key, value in (("image", images), ("boxes", boxes), ("labels", labels))
-    }
+    return {"image": torch.from_numpy(images), "boxes": boxes, "labels": labels}
 
 
-collate_boxes.thread_safe = True  # type: ignore[attr-defined]  # of EchoLoader: it writes into its own arrays
+collate_boxes.thread_safe = True  # type: ignore[attr-defined]
 
 
 def turn_hue(image: Image, shift: float) -> Image:
-    """The image with its hue turned by a share of the circle."""
+    """Rotate the hue by a share of the circle."""
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-    hsv[..., 0] += np.uint8(round(shift * 256) % 256)  # and on past 255, as hues do
+    hsv[..., 0] += np.uint8(round(shift * 256) % 256)  # wraps at 255, as hues do
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), np.uint8)
 
 
 def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], antialias: bool) -> Image:
-    """What lies in a window, at size x size pixels, ``fill`` where the window exceeds the image."""
+    """The pixels of a window, resized to size x size, with ``fill`` outside the image."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = window
     left, top, right, bottom = max(int(x1), 0), max(int(y1), 0), min(round(x2), width), min(round(y2), height)
@@ -172,7 +162,7 @@ def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], ant
         return resize(inner, size, antialias)
     result = np.empty((size, size, 3), np.uint8)
     result[:] = fill
-    # Only the image's part is resized, to where it shows: the canvas may be many times as large.
+    # Resize only the visible part of the image: the canvas may be many times larger.
     columns = [round((x - x1) / (x2 - x1) * size) for x in (left, right)]
     rows = [round((y - y1) / (y2 - y1) * size) for y in (top, bottom)]
     shape = rows[1] - rows[0], columns[1] - columns[0]
@@ -184,9 +174,9 @@ def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], ant
 def boxes_in(
     window: Window, boxes: Boxes, labels: NDArray[np.int64], size: int
 ) -> tuple[Boxes, NDArray[np.int64]]:
-    """The boxes with their centre in a window, clipped to it, in pixels of the window at size x size."""
+    """The boxes with their center in a window, clipped, in pixels of the window resized to size x size."""
     x1, y1, x2, y2 = window
-    kept = _centres_in(window, boxes)
+    kept = _centers_in(window, boxes)
     low, scale = np.array([x1, y1, x1, y1]), size / np.array([x2 - x1, y2 - y1, x2 - x1, y2 - y1])
     moved = np.clip((boxes[kept] - low) * scale, 0, size).astype(np.float32)
     real = (moved[:, 2:] > moved[:, :2]).all(axis=1)
@@ -194,20 +184,20 @@ def boxes_in(
 
 
 def flipped(boxes: Boxes, width: float) -> Boxes:
-    """Boxes of the image turned left to right."""
+    """Boxes of the image flipped left to right."""
     x1, y1, x2, y2 = boxes.T
     return np.stack([width - x2, y1, width - x1, y2], axis=1)
 
 
-def _centres_in(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
+def _centers_in(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
     x, y = (boxes[:, 0] + boxes[:, 2]) / 2, (boxes[:, 1] + boxes[:, 3]) / 2
     inside: NDArray[np.bool_] = (x > window[0]) & (x < window[2]) & (y > window[1]) & (y < window[3])
     return inside
 
 
 def _holds(window: Window, boxes: Boxes, least: float) -> bool:
-    """Whether a window has the centre of a box, and overlaps such a box by that IoU."""
-    boxes = boxes[_centres_in(window, boxes)]
+    """Whether a window contains the center of a box and overlaps that box by the IoU ``least``."""
+    boxes = boxes[_centers_in(window, boxes)]
     if not len(boxes):
         return False
     shared = np.minimum(boxes[:, 2:], window[2:]) - np.maximum(boxes[:, :2], window[:2])

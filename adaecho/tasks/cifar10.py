@@ -1,8 +1,8 @@
-"""CIFAR-10 with ResNet-32 (paper, Table 1): pad 4, random 32x32 crop, horizontal flip; other depths too.
+"""CIFAR-10 with ResNet-32 (paper, Table 1) or another depth: pad 4, random 32x32 crop, horizontal flip.
 
 Data: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, 50,000 + 10,000 images.
-The validation split is held out of the 50,000; the test files are read only to evaluate the test split.
-Training images lie in memory, or, as encoded images in tar shards, are read and decoded as they come.
+The validation split is held out of the 50,000. The test files are read only for the test split. Training
+images are held in memory, or streamed from tar shards of encoded images.
 """
 
 from functools import partial
@@ -13,31 +13,28 @@ from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets import cifar10 as storage
-from adaecho.datasets.labelled_images import read_shards
+from adaecho.datasets.labelled_images import open_shards, read_shards
 from adaecho.datasets.split import first_of, hold_out, refuse_number
-from adaecho.datasets.storage import SkippedExamples
+from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, ExampleError
-from adaecho.models.cifar_resnet import cifar_resnet
-from adaecho.models.normalise import Normalise
-from adaecho.shards import TarShards
-from adaecho.shards.tar_shards import shard_urls
+from adaecho.models.images import Normalise, cifar_resnet
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.images import classifier, decode_labelled, predictions_in_memory
 from adaecho.tasks.options import Cifar10Options as Options
 from adaecho.transforms.small_images import Images, PadCropFlip
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-# Of each colour over the 50,000 training images.
+# Of each color over the 50,000 training images.
 MEAN = (125.31, 122.95, 113.87)
 STD = (62.99, 62.09, 66.70)
 
 
 def build(config: Config, options: Options) -> Task:
-    """The CIFAR-10 task, its training images in memory or streamed from shards.
+    """The CIFAR-10 task, with training images in memory or streamed from shards.
 
     Raises:
-        DataError: ``data.path`` is missing, empty, of the wrong schema, corrupt or not to be reached.
-        ConfigError: a key has no meaning for the data that ``data.path`` names.
+        DataError: ``data.path`` is missing, empty, of the wrong schema, corrupt or not reachable.
+        ConfigError: a key does not apply to the data of ``data.path``.
     """
     path = config.data.path
     is_sharded = path is not None and (".tar" in path or any(Path(path).expanduser().glob("train*.tar")))
@@ -66,51 +63,48 @@ def build(config: Config, options: Options) -> Task:
 
 
 def _in_memory(config: Config, options: Options) -> dict[str, Any]:
-    """All training images decoded once, part of them held out."""
+    """Decode all training images once, and hold out the validation split."""
     if options.validation_shards is not None:
         raise ConfigError(
-            f"task.validation_shards={options.validation_shards}: only for data.path= of tar shards; of "
-            "other data data.validation_examples are held out"
+            f"task.validation_shards={options.validation_shards}: needs tar shards in data.path; set it to "
+            "null, and data.validation_examples to the number of images to hold out"
         )
-    stored = storage.find(config.data.path, decode)
-    bad = SkippedExamples(config.data.max_bad_examples)
+    most_bad = config.data.max_bad_examples
+    stored, bad = storage.find(config.data.path, decode), BadExampleBudget(most_bad)
     images = stored.read("train", bad)
     source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
-    read_test = partial(stored.read, "test", SkippedExamples(config.data.max_bad_examples))
     return {
         "source": first_of(source, options.training_examples),
         "validation": validation,
-        "read_test": read_test if stored.has_test else None,
-        "skipped_examples": bad.count,
+        "read_test": partial(stored.read, "test", BadExampleBudget(most_bad)) if stored.has_test else None,
+        "skipped_examples": len(bad.found),
         "files": stored.files,
     }
 
 
 def _streamed(config: Config, options: Options) -> dict[str, Any]:
-    """Training images as they come; the validation shards in memory."""
+    """Stream training images, and hold the validation shards in memory."""
     path, top = str(config.data.path), Path(str(config.data.path)).expanduser()
     if options.training_examples is not None:
         raise ConfigError(
-            f"task.training_examples={options.training_examples}: shards are read whole; set it to null, or "
-            "name fewer shards in data.path"
+            f"task.training_examples={options.training_examples}: does not apply to tar shards; set it to "
+            "null, or name fewer shards in data.path"
         )
     refuse_number(config.data.validation_examples, path)
     urls = {name: sorted(map(str, top.glob(f"{name}*.tar"))) for name in ("train", "val", "test")}
-    train = urls["train"] or [path]
     held_out = urls["val"] if options.validation_shards is None else [options.validation_shards]
     if not held_out:
         raise DataError(
-            f"data.path={path}: shards are streamed, so none of them can be held out; name the validation "
-            "shards with task.validation_shards="
+            f"data.path={path}: no split can be held out of streamed shards; name the validation shards with "
+            "task.validation_shards="
         )
-    try:  # one after another: they were shuffled as they were written
-        source = TarShards(train, seed=config.seed, open_shards=1)
-        urls["val"] = shard_urls(held_out)
-    except ValueError as error:
-        raise DataError(f"data.path, task.validation_shards: {error}") from error
+    # One shard at a time: the shards were written in random order.
+    source = open_shards(urls["train"] or [path], "data.path", seed=config.seed, open_shards=1)
+    urls["val"] = open_shards(held_out, "task.validation_shards").urls
 
-    def read_all(part: str) -> Images:
-        return storage.decoded(read_shards(urls[part], f"{part} shards"), decode, SkippedExamples(0))
+    def read_all(split: str) -> Images:
+        examples = read_shards(urls[split], f"{split} shards")
+        return storage.decode_all(examples, decode, BadExampleBudget(config.data.max_bad_examples))
 
     return {
         "source": source,
@@ -125,14 +119,12 @@ def decode(example: dict[str, Any]) -> dict[str, Any]:
     """``image`` uint8 [32, 32, 3] and ``label`` of an encoded example; see ``decode_labelled``.
 
     Raises:
-        ExampleError: it has no image of that size, or no label of 0 to 9.
+        ExampleError: the image is missing, corrupt or of another size, or the label is not one of 0 to 9.
     """
     decoded = decode_labelled(example, storage.NUM_CLASSES)
-    shape = decoded["image"].shape
-    if shape != (storage.SIDE, storage.SIDE, 3):
-        raise ExampleError(
-            f"the image has {shape[0]}x{shape[1]} pixels, {storage.SIDE}x{storage.SIDE} are needed"
-        )
+    height, width, _ = decoded["image"].shape
+    if (height, width) != (storage.SIDE, storage.SIDE):
+        raise ExampleError(f"the image has {height}x{width} pixels, expected {storage.SIDE}x{storage.SIDE}")
     return decoded
 
 

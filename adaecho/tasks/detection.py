@@ -1,4 +1,9 @@
-"""What detection tasks share: SSD on uint8 images, its loss, and mean average precision over a split."""
+"""SSD on COCO 2017 (paper, Table 1) or any folder in COCO's schema, and on scenes of handwritten digits.
+
+The paper names neither backbone nor image size; task coco has MLPerf's ResNet-34 from scratch at 300 pixels.
+Task scenes is detection in seconds on one core with embedded data. Digits of validation scenes occur in no
+training scene.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,18 +12,108 @@ import numpy as np
 import torch
 from torch import nn
 
-from adaecho.errors import about_one_example
-from adaecho.models.multibox import detect, multibox_loss
-from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
-from adaecho.models.ssd import SSD
+from adaecho.config.schema import Config
+from adaecho.datasets.coco import read_both
+from adaecho.datasets.scenes import SIDE, make_scenes
+from adaecho.datasets.split import hold_out_rows, refuse_number
+from adaecho.datasets.storage import BadExampleBudget
+from adaecho.errors import ConfigError, DataError, about_one_example
+from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from adaecho.models.ssd import SSD, Detections, detect, multibox_loss, small_ssd, ssd_resnet34
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.average_precision import AveragePrecision, Found
-from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split
-from adaecho.tasks.boxes import ResizeWithBoxes
-from adaecho.tasks.images import read_batches
+from adaecho.tasks.base import Batch, LossAndWeight, Metrics, Picture, Split, Task, digest_of_classes
+from adaecho.tasks.boxes import ResizeWithBoxes, SSDAugment, collate_boxes
+from adaecho.tasks.digits import NUM_CLASSES, read_digits
+from adaecho.tasks.images import EvaluationBatches
+from adaecho.tasks.options import CocoOptions, ScenesOptions
 from adaecho.transforms.photographs import decode_image
 
+Options = CocoOptions | ScenesOptions
+Parts = tuple[Callable[[], SSD], "Validation", dict[str, Any]]
+"""Of a task: how to build the SSD, the validation split, and other fields."""
+Decode = Callable[[dict[str, Any]], dict[str, Any]]
+
 _SHOWN_SCORE = 0.4
+_VALIDATION_GLYPHS = 360
+
+
+def build(config: Config, options: Options) -> Task:
+    """The tasks coco, which reads images from disk when needed, and scenes.
+
+    Raises:
+        ConfigError: ``task.ghost_size`` does not divide the batch or its micro-batches, ``data.path`` is set
+            for scenes, or their ``data.validation_examples`` is not.
+        DataError: ``data.path`` is not a folder in COCO's schema, more is bad than allowed, or scikit-learn's
+            file of digits is missing.
+    """
+    options.check_batches(config)
+    if isinstance(options, CocoOptions):
+        build_ssd, validation, others = _coco(config, options)
+    else:
+        build_ssd, validation, others = _scenes(config, options)
+    return Task(
+        name=options.name,
+        metrics=validation.metrics,
+        collate=collate_boxes,
+        build_model=lambda: options.with_ghosts(Detector(build_ssd(), channels_last=config.channels_last)),
+        loss=detection_loss,
+        evaluate=validation.evaluate,
+        pictures=validation.pictures,
+        **others,
+    )
+
+
+def _coco(config: Config, options: CocoOptions) -> Parts:
+    path, number = config.data.path, config.data.validation_examples
+    if path is None:
+        raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
+    bad = BadExampleBudget(config.data.max_bad_examples)
+    train, held_out, lists = read_both(path, bad)
+    files = [*lists, *train.files, *(() if held_out is None else held_out.files)]
+    if held_out is None:
+        rows, out = hold_out_rows(len(train), number, seed=config.data.split_seed)
+        train, held_out = train.take(np.sort(rows).tolist()), train.take(out.tolist())
+    else:
+        refuse_number(number, path)
+    held_out = held_out.take(range(len(held_out))[: config.evaluate.max_examples])
+    if not options.keep_images_without_boxes:
+        train = train.with_boxes()
+    if not len(train) or not len(held_out.with_boxes()):
+        raise DataError(f"data.path={path}: no image of the training or of the validation split has a box")
+    facts = {"training_images": len(train), "validation_images": len(held_out)}
+    size, num_classes = options.image_size, len(train.categories) + 1
+    per_category = options.metrics_per_category
+    validation = Validation(held_out, decode_detection, size, config, per_category=per_category)
+    others = {
+        "source": train,
+        "decode": decode_detection,
+        "augment": SSDAugment(size, expand=options.expand),
+        "skipped_examples": len(bad.found),
+        "files": files,
+        "facts": {**facts, **digest_of_classes(train.categories)},
+    }
+    return lambda: ssd_resnet34(num_classes, size), validation, others
+
+
+def _scenes(config: Config, options: ScenesOptions) -> Parts:
+    """``data.validation_examples`` scenes are made for validation; no scene is held out."""
+    number, seed = config.data.validation_examples, config.data.split_seed
+    if config.data.path is not None:
+        raise ConfigError(f"data.path={config.data.path}: task scenes makes its images; set it to null")
+    if not number:
+        raise ConfigError(f"data.validation_examples={number}: set the number of scenes for validation")
+    number = min(number, config.evaluate.max_examples or number)
+    digits = read_digits()
+    glyphs, labels = digits["image"][..., 0], digits["label"]
+    cut = len(glyphs) - _VALIDATION_GLYPHS
+    train = make_scenes(glyphs[:cut], labels[:cut], options.training_scenes, seed=2 * seed)
+    held_out = make_scenes(glyphs[cut:], labels[cut:], number, seed=2 * seed + 1)
+    per_category = options.metrics_per_category
+    validation = Validation(held_out, lambda example: example, SIDE, config, per_category=per_category)
+    # A mirrored digit is no digit, and scenes are small.
+    augment = SSDAugment(SIDE, flip=0.0, expand=0.0, crop_scale=(0.6, 1.0), antialias=False)
+    return lambda: small_ssd(NUM_CLASSES + 1, SIDE), validation, {"source": train, "augment": augment}
 
 
 class Detector(nn.Module):
@@ -34,7 +129,7 @@ class Detector(nn.Module):
 
 
 def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
-    """The multibox loss of a padded batch, and how many default boxes matched; 1 if none did."""
+    """The multibox loss of a padded batch, and the number of matched default boxes, at least 1."""
     logits, codes, default_boxes = model(batch["image"])
     loss, positives = multibox_loss(logits, codes, batch["boxes"], batch["labels"], default_boxes)
     return loss, positives.clamp(min=1)
@@ -45,15 +140,15 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
     """``decode`` for ``datasets.coco``: the example with ``image`` uint8 [H, W, 3], without ``size``.
 
     Raises:
-        ExampleError: the bytes are no whole image, or it has another size than the annotations say.
+        ExampleError: the image is corrupt, or its size differs from the annotations.
     """
     height, width = example["size"]
-    image = decode_image(example["image"], turned=False)  # as COCO's own were annotated, whatever EXIF says
+    image = decode_image(example["image"], turned=False)  # COCO's images are annotated as stored
     if image.shape[:2] != (height, width):
         image = decode_image(example["image"])
     if image.shape[:2] != (height, width):
         raise ValueError(
-            f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, its "
+            f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, but its "
             f"annotations say {width} and {height}; was it turned or resized after it was annotated?"
         )
     return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
@@ -62,86 +157,58 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
 decode_detection.thread_safe = True  # type: ignore[attr-defined]
 
 
-class DetectionValidation:
-    """Mean average precision on images that are read anew each time.
+class Validation:
+    """Mean average precision on a split whose images are read in each evaluation.
 
     Args:
-        images: ``DetectionImages``, or ``Scenes``.
-        decode: of an example; None where its image is an array.
-        per_category: as for ``AveragePrecision``.
+        images: ``DetectionImages`` or ``Scenes``.
+        decode: decodes an example.
         image_size: side of the model's input, in pixels.
-        batch_size: images at once.
-        threads: that decode and resize.
+        config: of the run.
+        per_category: as for ``AveragePrecision``.
     """
 
     def __init__(
-        self,
-        images: Any,
-        decode: Callable[[Any], Any] | None,
-        *,
-        per_category: bool,
-        image_size: int,
-        batch_size: int,
-        threads: int,
+        self, images: Any, decode: Decode, image_size: int, config: Config, *, per_category: bool
     ) -> None:
-        self._images, self._decode = images, decode or (lambda example: example)
-        self._resize = ResizeWithBoxes(image_size)
-        self._at_once = {"batch_size": batch_size, "threads": threads}
-        self._precision = AveragePrecision(
-            images.truths, images.sizes, images.categories, per_category=per_category
-        )
+        self._images, self._decode, self._size = images, decode, image_size
+        resize = ResizeWithBoxes(image_size)
+        self._batches = EvaluationBatches(images, lambda example: resize(decode(example))["image"], config)
+        truth = (images.truths, images.sizes, images.categories)
+        self._precision = AveragePrecision(*truth, per_category=per_category)
         self.metrics = self._precision.metrics
-
-    def __len__(self) -> int:
-        return len(self._images)
 
     def evaluate(
         self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]:
-        """The metrics of a model in eval mode; each rank looks at its share of the images."""
+    ) -> Metrics:
+        """The metrics of a model in eval mode. Each rank evaluates its share of the images."""
         assert split == "validation", "COCO's test split has no public boxes, and scenes have none"
-        shares = ranks.gather_objects(self.found(model, device, ranks.share(len(self))))
+        shares = ranks.gather_objects(self._detect(model, device, ranks.share(len(self._images))))
         return self._precision.measure([found for share in shares for found in share])
 
-    def found(self, model: nn.Module, device: torch.device, rows: Sequence[int]) -> list[Found]:
-        """What a model finds in some images, in pixels of the images themselves."""
-        found: list[Found] = []
-        size = self._resize.size
-        for part, inputs in read_batches(self._images, self._input, rows, **self._at_once):
+    def _detect(self, model: nn.Module, device: torch.device, rows: Sequence[int]) -> list[Found]:
+        """Rows of images, and their detections in pixels of the images."""
+        detections = []
+        for part, inputs in self._batches.read(rows):
             logits, codes, default_boxes = model(torch.from_numpy(np.stack(inputs)).to(device))
-            for row, one in zip(part, detect(logits, codes, default_boxes, size), strict=True):
+            for row, one in zip(part, detect(logits, codes, default_boxes, self._size), strict=True):
                 height, width = self._images.sizes[row]
-                boxes = one.boxes.cpu().numpy() * (np.array([width, height, width, height]) / size)
-                found.append(Found(boxes, one.scores.cpu().numpy(), one.labels.cpu().numpy()))
-        return found
+                scale = torch.tensor([width, height, width, height], dtype=torch.float64) / self._size
+                found = Detections(one.boxes.cpu().double() * scale, one.scores.cpu(), one.labels.cpu())
+                detections.append((row, found))
+        return detections
 
     def pictures(self, model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        """The first images with their true boxes, and the predicted ones of a probability of 0.4 or more."""
-        rows = range(min(number, len(self)))
-        return [
-            self._picture(row, found)
-            for row, found in zip(rows, self.found(model, device, rows), strict=True)
-        ]
+        """The first images with their true boxes, and the predicted boxes of probability 0.4 or more."""
+        rows = range(min(number, len(self._images)))
+        return [self._picture(row, found) for row, found in self._detect(model, device, rows)]
 
-    def _picture(self, row: int, found: Found) -> Picture:
-        truth, names, certain = (
-            self._images.truths[row],
-            self._images.categories,
-            found.scores >= _SHOWN_SCORE,
-        )
-        columns = (found.boxes[certain], found.labels[certain], found.scores[certain])
+    def _picture(self, row: int, found: Detections) -> Picture:
+        truth, names = self._images.truths[row], self._images.categories
+        predicted = zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
         return Picture(
             self._decode(self._images[row])["image"],
             "",
-            [
-                (tuple(box), names[label - 1])
-                for box, label in zip(truth.boxes.tolist(), truth.labels, strict=True)
-            ],
-            [
-                (tuple(box), f"{names[label - 1]} {score:.2f}")
-                for box, label, score in zip(*(column.tolist() for column in columns), strict=True)
-            ],
+            [(tuple(box), names[k - 1]) for box, k in zip(truth.boxes.tolist(), truth.labels, strict=True)],
+            [(tuple(box), f"{names[k - 1]} {p:.2f}") for box, k, p in predicted if p >= _SHOWN_SCORE],
         )
-
-    def _input(self, example: dict[str, Any]) -> Any:
-        return self._resize(self._decode(example))["image"]

@@ -1,10 +1,9 @@
-"""Handwritten digits: 1,797 real 8x8 images that scikit-learn carries in its package.
+"""Handwritten digits: 1,797 real 8x8 images in scikit-learn's package.
 
 They are the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits" (UCI
-repository, 1998): pixel values 0 to 16. There is no test split beside the validation split.
+repository, 1998), with pixel values 0 to 16. There is a validation split and no test split.
 """
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, DataError
-from adaecho.models.normalise import Normalise
-from adaecho.models.small import small_conv, small_mlp
+from adaecho.models.images import Normalise, small_conv, small_mlp
 from adaecho.tasks.base import Task
 from adaecho.tasks.images import classifier, predictions_in_memory
 from adaecho.tasks.options import DigitsOptions as Options
@@ -23,39 +21,33 @@ from adaecho.transforms.small_images import Images, PadCropFlip
 
 NUM_CLASSES = 10
 BRIGHTEST = 16.0
-MODELS: dict[str, Callable[[int], nn.Module]] = {"conv": small_conv, "mlp": small_mlp}
+MODELS = {"conv": small_conv, "mlp": small_mlp}
 
 
 def build(config: Config, options: Options) -> Task:
-    """The digits task: a model that takes float [N, 1, 8, 8] to logits [N, 10].
+    """The digits task: a model from uint8 [N, 8, 8, 1] to logits [N, 10].
 
     Raises:
         ConfigError: ``data.path`` is set.
-        DataError: scikit-learn's file is absent, or the validation split would leave nothing to train on.
+        DataError: scikit-learn's file is missing, or no training example would be left.
     """
     if config.data.path is not None:
-        raise ConfigError(
-            f"data.path={config.data.path}: task digits carries its images in itself; drop data.path, or "
-            "choose a task= that reads data"
-        )
+        raise ConfigError(f"data.path={config.data.path}: task digits has embedded images; set it to null")
     source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
-    source = first_of(source, options.training_examples)
     validation = {name: array[: config.evaluate.max_examples] for name, array in validation.items()}
 
     def build_model() -> nn.Module:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
         return nn.Sequential(normalise, MODELS[options.model](NUM_CLASSES))
 
+    down, across = (PadCropFlip(1, flip=False, horizontal=h, vertical=not h) for h in (False, True))
     return classifier(
         predictions_in_memory(lambda _: validation, config.evaluate.batch_size),
         label_smoothing=options.label_smoothing,
         name="digits",
-        source=source,
+        source=first_of(source, options.training_examples),
         augment=PadCropFlip(padding=1, flip=False),
-        augment_parts=(
-            PadCropFlip(padding=1, flip=False, horizontal=False),
-            PadCropFlip(padding=1, flip=False, vertical=False),
-        ),
+        augment_parts=(down, across),
         build_model=build_model,
     )
 
@@ -64,9 +56,9 @@ def read_digits() -> Images:
     """All images, uint8 [1797, 8, 8, 1], and their labels, int64 [1797].
 
     Raises:
-        DataError: scikit-learn, or the file in it, is absent.
+        DataError: scikit-learn or its file of digits is missing.
     """
-    # The file itself: importing scikit-learn takes longer than a hundred training steps.
+    # Read the file directly: importing scikit-learn takes longer than a hundred training steps.
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("task digits reads its images from scikit-learn: pip install scikit-learn")

@@ -1,6 +1,6 @@
-"""What image classifiers share: decoding, loss, metrics over a whole split.
+"""Shared parts of image classifiers: decoding, loss, and metrics over a split.
 
-Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.models.normalise.Normalise``.
+Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.models.images.Normalise``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,16 +16,21 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from adaecho.errors import DataError, about_one_example
+from adaecho.config.schema import Config
+from adaecho.datasets.storage import BadExampleBudget
+from adaecho.errors import about_one_example
 from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split, Task
+from adaecho.tasks.base import Batch, LossAndWeight, Metrics, Picture, Split, Task
 from adaecho.transforms.photographs import decode_image, decoder_for
 from adaecho.transforms.small_images import Images
 
 Prediction = tuple[Iterable[Any], torch.Tensor, torch.Tensor]
 """Of a batch: images uint8 [n, H, W, C], labels int64 [n], and float logits [n, classes] on their device."""
 
-_FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its label is in "cls"
+Predictions = Callable[[nn.Module, Split, torch.device, Ranks], Iterable[Prediction]]
+"""Of a model for a rank's share of a split, batch by batch."""
+
+_FIELDS = ("jpg", "jpeg", "png", "webp")  # extensions of images in tar shards; labels have "cls"
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class DecodeLabelled:
         return decode_labelled(example, self.num_classes, self.decode)
 
     def for_augment(self, augment: Any) -> "DecodeLabelled":
-        """What decodes in place of this where nothing but ``augment`` will see the images."""
+        """The faster decoder for images that only ``augment`` reads."""
         return replace(self, decode=decoder_for(augment, "image"))
 
 
@@ -48,17 +53,17 @@ class DecodeLabelled:
 def decode_labelled(
     example: dict[str, Any], num_classes: int, decode: Callable[[Any], Any] = decode_image
 ) -> dict[str, Any]:
-    """``image`` uint8 [H, W, 3] and ``label`` of an example from any of the sources.
+    """``image`` uint8 [H, W, 3] and ``label`` of an example of any source.
 
     Raises:
-        ExampleError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
+        ExampleError: the image is missing or corrupt, or the label is not one of 0 to ``num_classes`` - 1.
     """
     if "__key__" in example:
         field = next(filter(example.__contains__, _FIELDS), None)
         if field is None or "cls" not in example:
             raise ValueError(
                 f"{example['__key__']} lacks an image ({', '.join(_FIELDS)}) or its label (cls): the files "
-                "of one example must follow one another in the archive (tar --sort=name)"
+                "of one example must be adjacent in the archive (tar --sort=name)"
             )
         image, label = example[field], int(example["cls"])
     else:
@@ -69,28 +74,23 @@ def decode_labelled(
 
 
 def classifier(
-    predictions: Callable[[nn.Module, Split, torch.device, Ranks], Iterable[Prediction]],
-    *,
-    label_smoothing: float,
-    names: Sequence[str] = (),
-    **others: Any,
+    predictions: Predictions, *, label_smoothing: float, names: Sequence[str] = (), **others: Any
 ) -> Task:
-    """A task of images with labels: its losses, its metrics, and its mistakes as pictures.
+    """A task of labelled images, with loss, metrics, and pictures of mistakes.
 
     Args:
-        predictions: of a model for a rank's share of a split.
+        predictions: of a model.
         label_smoothing: of the training loss.
         names: of the classes.
-        others: what else a ``Task`` has.
+        others: the other fields of ``Task``.
     """
 
-    def evaluate(
-        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]:
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE) -> Metrics:
         return classification_metrics(predictions(model, split, device, ranks), ranks)
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        return mistakes(predictions(model, "validation", device, ALONE), number, names)
+        wrong = mistakes(predictions(model, "validation", device, ALONE), names)
+        return list(islice(wrong, number))
 
     return Task(
         metrics={"accuracy": "max", "cross_entropy": "min"},
@@ -103,7 +103,7 @@ def classifier(
 
 
 def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:
-    """Training loss of an image classifier: the sum over images in nats, and their number."""
+    """Training loss of an image classifier: the sum over images in nats, and the number of images."""
     labels = batch["label"]
     total = functional.cross_entropy(
         model(batch["image"]).float(), labels, reduction="sum", label_smoothing=label_smoothing
@@ -116,10 +116,8 @@ def num_images(batch: Batch) -> float:
     return len(batch["label"])
 
 
-def predictions_in_memory(
-    read: Callable[[Split], Images], batch_size: int
-) -> Callable[[nn.Module, Split, torch.device, Ranks], Iterator[Prediction]]:
-    """Predictions for a rank's share of a split that ``read`` gives, batch by batch."""
+def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> Predictions:
+    """Predictions for a rank's share of the split that ``read`` returns, batch by batch."""
 
     def predictions(
         model: nn.Module, split: Split, device: torch.device, ranks: Ranks
@@ -127,45 +125,37 @@ def predictions_in_memory(
         examples = read(split)
         share = ranks.share(len(examples["label"]))
         for begin in range(share.start, share.stop, batch_size):
-            end = min(begin + batch_size, share.stop)
-            images, labels = (examples[name][begin:end] for name in ("image", "label"))
-            logits = model(torch.from_numpy(images).to(device)).float()
-            yield images, torch.from_numpy(labels).to(device), logits
+            rows = slice(begin, min(begin + batch_size, share.stop))
+            images, labels = examples["image"][rows], torch.from_numpy(examples["label"][rows]).to(device)
+            yield images, labels, model(torch.from_numpy(images).to(device)).float()
 
     return predictions
 
 
-def mistakes(predictions: Iterable[Prediction], number: int, names: Sequence[str] = ()) -> list[Picture]:
-    """The first images that a model gets wrong, at most so many, as "predicted, true label" (or names)."""
+def mistakes(predictions: Iterable[Prediction], names: Sequence[str] = ()) -> Iterator[Picture]:
+    """The images with wrong predictions, with the title "predicted, true label" (or names)."""
 
     def name(label: int) -> str:
-        return names[label] if label < len(names) else str(label)  # there may be more classes than names
+        return names[label] if label < len(names) else str(label)  # a model may have more classes than names
 
-    found: list[Picture] = []
     for images, labels, logits in predictions:
-        answers = zip(images, labels.tolist(), logits.argmax(1).tolist(), strict=True)
-        found += [
-            Picture(_as_colour(image), f"{name(wrong)}, true {name(label)}")
-            for image, label, wrong in answers
-            if label != wrong
-        ]
-        if len(found) >= number:
-            break
-    return found[:number]
+        for image, label, predicted in zip(images, labels.tolist(), logits.argmax(1).tolist(), strict=True):
+            if label != predicted:
+                yield Picture(_as_color(image), f"{name(predicted)}, true {name(label)}")
 
 
-def _as_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Grey images to the whole range of brightness, in three channels."""
+def _as_color(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Scale grey images to the full range of brightness, in three channels."""
     if image.shape[-1] == 3:
         return image
     bright = image.astype(float) * (255 / max(int(image.max()), 1))
     return np.repeat(bright.astype(np.uint8), 3, axis=-1)
 
 
-def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALONE) -> dict[str, float]:
-    """Accuracy and mean cross entropy (nats) over all examples of a split, of which each rank has a share."""
+def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALONE) -> Metrics:
+    """Accuracy and mean cross entropy (nats) over a split, of which each rank has a share."""
     number = 0
-    correct: torch.Tensor | int = 0  # sums that stay on the device: to ask for them would be to wait for it
+    correct: torch.Tensor | int = 0  # the sums stay on the device: reading them would wait for it
     entropy: torch.Tensor | float = 0.0
     for _, labels, logits in predictions:
         number += len(labels)
@@ -175,31 +165,39 @@ def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALO
     return {"accuracy": right / all_examples, "cross_entropy": nats / all_examples}
 
 
-def read_batches(
-    source: Any, prepare: Callable[[Any], Any], rows: Iterable[Any], *, batch_size: int, threads: int
-) -> Iterator[tuple[Sequence[Any], list[Any]]]:
-    """Row numbers and prepared examples of each batch of some rows.
+class EvaluationBatches:
+    """Batches of held-out examples, read from storage in each evaluation.
+
+    Up to ``data.max_bad_examples`` of them are skipped if they can't be prepared.
 
     Args:
-        source: ``source[row]`` is an example, ``source.origin(row)`` its name.
-        prepare: of one example: decodes and resizes.
-        rows: which.
-        batch_size: examples at once.
-        threads: that read and prepare.
-
-    Raises:
-        DataError: an example can't be prepared: a metric over the others would be another metric.
+        source: ``source[row]`` is an example, ``source.origin(row)`` its name in messages.
+        prepare: decodes and resizes one example.
+        config: of the run.
     """
 
-    def one(row: Any) -> Any:
-        try:
-            return prepare(source[row])
-        except ValueError as error:
-            raise DataError(
-                f"validation, {source.origin(row)}: {error}; mend it, or take it out of the split"
-            ) from error
+    def __init__(self, source: Any, prepare: Callable[[Any], Any], config: Config) -> None:
+        self._source, self._prepare = source, prepare
+        self._batch_size, self._threads = config.evaluate.batch_size, max(config.data.num_workers, 1)
+        self._bad = BadExampleBudget(config.data.max_bad_examples)
 
-    rows = iter(rows)
-    with ThreadPoolExecutor(threads) as pool:
-        while part := list(islice(rows, batch_size)):
-            yield part, list(pool.map(one, part))
+    def read(self, rows: Iterable[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
+        """Rows and prepared examples of each batch.
+
+        Raises:
+            DataError: after the last batch, if there are more bad examples than allowed. It lists them.
+        """
+
+        def attempt(row: Any) -> tuple[Any, Any, str]:
+            try:
+                return row, self._prepare(self._source[row]), ""
+            except ValueError as error:
+                return row, None, f"validation, {self._source.origin(row)}: {error}"
+
+        rows, bad = iter(rows), list[str]()
+        with ThreadPoolExecutor(self._threads) as pool:
+            while part := list(pool.map(attempt, islice(rows, self._batch_size))):
+                bad += [reason for *_, reason in part if reason]
+                if usable := [(row, example) for row, example, reason in part if not reason]:
+                    yield [row for row, _ in usable], [example for _, example in usable]
+        self._bad.add(*(line for line in bad if line not in self._bad.found))

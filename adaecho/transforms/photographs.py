@@ -4,8 +4,8 @@
         dataset, 256, decode=DecodeImage(), augment=RandomResizedCrop(224, brightness=0.4), num_workers=2
     )
 
-Both release the interpreter's lock while they work, so that threads run side by side. They need
-opencv-python-headless (the extra ``images``), which decodes JPEG to Pillow's pixels in less time.
+Both release the GIL, so threads run in parallel. They need opencv-python-headless (the extra ``images``),
+which decodes JPEG faster than Pillow, to the same pixels.
 """
 
 import math
@@ -23,7 +23,7 @@ from adaecho.transforms import regions
 if TYPE_CHECKING:
     import cv2
 else:
-    # EchoLoader itself needs torch and NumPy alone.
+    # EchoLoader needs torch and NumPy only.
     try:
         import cv2
     except ImportError as error:
@@ -32,13 +32,13 @@ else:
             "pip install opencv-python-headless"
         ) from error
 
-# It prints some lines for each image that it can't decode, of which the error here tells.
+# OpenCV logs every image that it can't decode; the error below says the same.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 Image = NDArray[np.uint8]
-"""[height, width, 3], red, green, blue."""
+"""[height, width, 3] in the order red, green, blue."""
 
-# Weights of red, green and blue in the grey of ITU-R BT.601, which Pillow and torchvision use.
+# Weights of red, green and blue in the grey of ITU-R BT.601, as in Pillow and torchvision.
 GREY = (0.299, 0.587, 0.114)
 
 _TURNED = cv2.IMREAD_COLOR_RGB
@@ -50,13 +50,14 @@ _TRIES = 10
 class DecodeImage:
     """``decode`` for encoded images in any format that OpenCV reads.
 
-    Images are turned as their EXIF says, and grey or CMYK ones become RGB. All repeats of an image share its
-    read-only memory: an ``augment`` must not write into ``torch.from_numpy`` of it, which ignores that.
+    Images are rotated by their EXIF orientation. Grey and CMYK images become RGB. All repeats of an image
+    share read-only memory. ``torch.from_numpy`` ignores that flag, so an ``augment`` must not write into its
+    result.
 
     Attributes:
-        field: where the image lies in an example, a dict's key or a tuple's index; None where the example is
-            the image. It is ``bytes``, a one-dimensional uint8 array, or a dict with ``bytes``, as the hub's
-            image columns have it.
+        field: position of the image in an example: the key of a dict, the index of a tuple, or None if the
+            example is the image. The image is ``bytes``, a one-dimensional uint8 array, or a dict with
+            ``bytes``, as in the image columns of the hub.
     """
 
     field: Any = "image"
@@ -66,27 +67,27 @@ class DecodeImage:
         """The example with its image decoded, uint8 [height, width, 3], read-only.
 
         Raises:
-            ValueError: the bytes are no whole image.
+            ValueError: the image is corrupt or truncated.
         """
         return _with_field(example, self.field, decode_image(_field(example, self.field)))
 
     def for_augment(self, augment: Any) -> Callable[[Any], Any]:
-        """What decodes in place of this where nothing but ``augment`` will see the images."""
+        """The faster decoder for images that only ``augment`` reads."""
         decode = decoder_for(augment, self.field)
         return lambda example: _with_field(example, self.field, decode(_field(example, self.field)))
 
 
 def decoder_for(augment: Any, field: Any) -> "Callable[[Any], Image | EncodedImage]":
-    """``decode_for_crop`` where ``augment`` crops that field first and regions can be decoded here."""
+    """``decode_for_crop`` if ``augment`` crops the field and nvImageCodec is available."""
     crops = isinstance(augment, RandomResizedCrop | CentreCrop) and augment.field == field
     return decode_for_crop if crops and regions.available() else decode_image
 
 
 class EncodedImage:
-    """A JPEG that is indexed as its pixels are, [height, width, 3], for one crop: only that is decoded.
+    """A JPEG of shape [height, width, 3] that decodes only the indexed region.
 
     Args:
-        content: uint8 [n], a whole file.
+        content: uint8 [n], a complete file.
         height, width: in pixels.
     """
 
@@ -94,10 +95,10 @@ class EncodedImage:
         self._content, self.shape = content, (height, width, 3)
 
     def __getitem__(self, region: tuple[slice, slice]) -> Image:
-        """The pixels of these rows and columns, which must lie within.
+        """The pixels of these rows and columns, which must lie within the image.
 
         Raises:
-            ValueError: they can't be decoded.
+            ValueError: the image is corrupt.
         """
         rows, columns = region
         size = rows.stop - rows.start, columns.stop - columns.start
@@ -106,10 +107,10 @@ class EncodedImage:
 
 
 def decode_for_crop(encoded: Any) -> Image | EncodedImage:
-    """One image, not yet decoded where its regions can be: a JPEG in colours, with its end, not turned.
+    """An ``EncodedImage`` for a complete upright color JPEG, else the decoded image.
 
     Raises:
-        ValueError: the bytes are no whole image; for a damaged JPEG perhaps only when it is cropped.
+        ValueError: the image is corrupt or truncated. A damaged JPEG may raise it only when it is cropped.
     """
     content = _content(encoded)
     size = regions.whole_jpeg_size(content)
@@ -117,7 +118,7 @@ def decode_for_crop(encoded: Any) -> Image | EncodedImage:
 
 
 def decode_image(encoded: Any, *, turned: bool = True) -> Image:
-    """One image as ``DecodeImage`` gives it, or as its pixels are stored, whatever its EXIF says."""
+    """Decode one image as ``DecodeImage`` does; with ``turned=False`` its EXIF orientation is ignored."""
     return _decode_whole(_content(encoded), _TURNED if turned else _AS_STORED)
 
 
@@ -128,11 +129,11 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
     is_array = isinstance(encoded, np.ndarray) and encoded.ndim == 1 and encoded.dtype == np.uint8
     if not is_array and not isinstance(encoded, bytes | bytearray | memoryview):
         raise ValueError(
-            f"an encoded image is bytes, not a {type(encoded).__name__}: leave decode= out where it is "
-            "decoded already (a uint8 array [height, width, 3]), and let the source read files"
+            f"an encoded image is bytes, not a {type(encoded).__name__}: omit decode= if the source gives "
+            "decoded images (uint8 arrays [height, width, 3]), and let the source read files"
         )
     if not len(encoded):
-        raise ValueError("it holds no image bytes")
+        raise ValueError("contains no image bytes")
     return encoded if is_array else np.frombuffer(encoded, np.uint8)
 
 
@@ -140,12 +141,12 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
     try:
         image = cv2.imdecode(content, flags)
     except cv2.error as error:  # e.g. more pixels than OpenCV allows
-        if error.code == cv2.Error.StsNoMem:  # says nothing about the image
+        if error.code == cv2.Error.StsNoMem:  # not a fault of the image
             raise MemoryError(f"too little memory to decode an image: {error.err}") from error
         raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
     if image is None:
-        raise ValueError(f"its {len(content)} bytes are no whole image (corrupt or truncated)")
-    # NumPy won't write into it, so an echo hands it out again without a copy. torch would: see DecodeImage.
+        raise ValueError(f"its {len(content)} bytes are not a complete image (corrupt or truncated)")
+    # Read-only, so an echo reuses the image without a copy.
     decoded = np.asarray(image, np.uint8)
     decoded.setflags(write=False)
     return decoded
@@ -155,23 +156,23 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
 class RandomResizedCrop:
     """``augment`` for decoded images: random resized crop, horizontal flip, colour jitter; uint8 in and out.
 
-    The crop follows torchvision's RandomResizedCrop: up to ten tries of an area uniform in ``scale`` (of the
-    image's) and a ratio of width to height log-uniform in ``ratio``, then the largest central crop of an
-    allowed ratio. The jitter follows its ColorJitter, with factors uniform in [1 - value, 1 + value].
+    The crop follows torchvision's RandomResizedCrop. It draws an area uniform in ``scale`` (as a share of the
+    image) and a ratio of width to height log-uniform in ``ratio``, up to ten times. If no crop fits, it takes
+    the largest central crop of an allowed ratio. The jitter follows torchvision's ColorJitter, with factors
+    uniform in [1 - value, 1 + value].
 
-    Brightness b, contrast c and saturation s are applied as one affine map of a pixel x, rounded and clipped
-    to [0, 255] once: b (c (s x + (1 - s) g(x)) + (1 - c) m), with g the grey of the pixel and m the mean grey
-    of the crop. Without clipping this is what the three do one after another, in any order.
-    Implementations that clip and round after each step differ by a grey level or two, and by more where an
-    intermediate value leaves [0, 255] and a later step would bring it back.
+    Brightness b, contrast c and saturation s form one affine map of a pixel x, rounded and clipped to
+    [0, 255] once: b (c (s x + (1 - s) g(x)) + (1 - c) m), with g the grey of the pixel and m the mean grey of
+    the crop. Without clipping, this equals the three steps in any order. Implementations that round and clip
+    after each step differ by one or two grey levels, and by more if an intermediate value leaves [0, 255].
 
     Attributes:
         size: height and width of the result, in pixels.
         scale, ratio: bounds of the crop's share of the area, and of its width over its height.
         flip: whether to flip half of the crops left to right.
-        brightness, contrast, saturation: half-width of the range of each factor; 0 leaves it alone.
-        antialias: average over what a pixel of the result covers, as Pillow and torchvision do; False
-            interpolates between neighbours, as tf.data does: faster, and rougher where crops shrink.
+        brightness, contrast, saturation: half-width of the range of each factor; 0: no change.
+        antialias: average over the area of each result pixel, as Pillow and torchvision do. False
+            interpolates between neighbours, as tf.data does: faster, and rougher if the crop shrinks.
         field: as in ``DecodeImage``.
 
     Raises:
@@ -208,14 +209,11 @@ class RandomResizedCrop:
             image.shape[0], image.shape[1], self.scale, self.ratio, drawn[:2], drawn[6:]
         )
         crop = resize(image[top : top + height, left : left + width], self.size, self.antialias)
-        if self.brightness or self.contrast or self.saturation:
-            brightness, contrast, saturation = (
-                1 + spread * (2 * number - 1)
-                for spread, number in zip(
-                    (self.brightness, self.contrast, self.saturation), drawn[3:6], strict=True
-                )
+        spreads = (self.brightness, self.contrast, self.saturation)
+        if any(spreads):
+            crop = adjust_colours(
+                crop, *(1 + s * (2 * u - 1) for s, u in zip(spreads, drawn[3:6], strict=True))
             )
-            crop = adjust_colours(crop, brightness, contrast, saturation)
         if self.flip and drawn[2] < 0.5:
             crop = np.asarray(cv2.flip(crop, 1))
         return _with_field(example, self.field, crop)
@@ -225,7 +223,7 @@ class RandomResizedCrop:
 class CentreCrop:
     """Center crop for evaluation: ``share`` of the shorter side, resized to ``size`` x ``size`` pixels.
 
-    At 0.875 it is what others take by resizing the shorter side to 256 and cropping 224.
+    The default 0.875 corresponds to resizing the shorter side to 256 and cropping 224.
     """
 
     size: int = 224
@@ -257,7 +255,7 @@ def crop_box(
     Args:
         height, width: of the image.
         scale, ratio: as in ``RandomResizedCrop``.
-        corner: two numbers in [0, 1) that place the crop.
+        corner: two numbers in [0, 1) for the position of the crop.
         tries: numbers in [0, 1) in pairs, for its area and its ratio.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
@@ -275,13 +273,12 @@ def crop_box(
 
 
 def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
-    """Resize to size x size, or to (height, width); bilinear, averaging where the image shrinks or not."""
+    """Resize to size x size, or to (height, width): bilinear, with antialiasing or without."""
     rows, columns = (size, size) if isinstance(size, int) else size
     if not antialias or (image.shape[0] <= rows and image.shape[1] <= columns):
         return np.asarray(cv2.resize(image, (columns, rows), interpolation=cv2.INTER_LINEAR), np.uint8)
-    # torch's kernel is vectorised for uint8 with interleaved channels: to see that they are, it needs the
-    # strides of a whole batch. It would copy a crop anyway, and warns of read-only memory. NumPy arranges the
-    # axes: unlike torch it keeps the interpreter's lock, for which threads would have to wait each time.
+    # torch has a vectorised kernel for uint8 in channels_last, which it recognises by the strides of a batch.
+    # NumPy builds the batch: torch would release and reacquire the GIL for each view.
     height, width, channels = image.shape
     strides = (image.size, 1, width * channels, channels)
     batch = np.ndarray((1, channels, height, width), np.uint8, image.copy(), strides=strides)
@@ -292,16 +289,12 @@ def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
 
 
 def adjust_colours(image: Image, brightness: float, contrast: float, saturation: float) -> Image:
-    """The affine map of ``RandomResizedCrop`` for given factors."""
+    """The affine map of ``RandomResizedCrop``."""
     mean_grey = sum(weight * mean for weight, mean in zip(GREY, cv2.mean(image), strict=False))
     red, green, blue = (brightness * contrast * (1 - saturation) * weight for weight in GREY)
     own, offset = brightness * contrast * saturation, brightness * (1 - contrast) * mean_grey
-    matrix = [
-        [red + own, green, blue, offset],
-        [red, green + own, blue, offset],
-        [red, green, blue + own, offset],
-    ]
-    return np.asarray(cv2.transform(image, np.array(matrix)), np.uint8)
+    matrix = np.tile([red, green, blue, offset], (3, 1)) + own * np.eye(3, 4)
+    return np.asarray(cv2.transform(image, matrix), np.uint8)
 
 
 def _field(example: Any, field: Any) -> Any:
@@ -310,8 +303,8 @@ def _field(example: Any, field: Any) -> Any:
     except (KeyError, IndexError, TypeError) as error:
         has = f"keys {', '.join(map(repr, example))}" if isinstance(example, dict) else type(example).__name__
         raise ValueError(
-            f"field={field!r}: no such part of an example ({has}); field= is a dict's key, a tuple's index, "
-            "or None where the example is the image"
+            f"field={field!r}: the example has no such field ({has}); set field= to the key of a dict, the "
+            "index of a tuple, or None if the example is the image"
         ) from error
 
 

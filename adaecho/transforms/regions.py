@@ -1,6 +1,6 @@
 """Decode a region of a JPEG with nvImageCodec (the extra ``regions``), on the CPU.
 
-Neither a GPU nor CUDA is needed. The pixels are those of the same region of OpenCV's whole image.
+Neither a GPU nor CUDA is needed. The pixels equal those of the image decoded by OpenCV.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _import = threading.Lock()
 
 
 def available() -> bool:
-    """Whether nvImageCodec is installed and runs here."""
+    """Whether nvImageCodec is installed and works."""
     with _import:
         return _decoders() is not None
 
@@ -26,9 +26,9 @@ def available() -> bool:
 def decode_region(
     content: NDArray[np.uint8], top: int, left: int, height: int, width: int
 ) -> NDArray[np.uint8] | None:
-    """uint8 [height, width, 3] of a region that lies within a JPEG; None where it can't be decoded.
+    """uint8 [height, width, 3] of a region within a JPEG; None if it can't be decoded.
 
-    A file that ends too soon is decoded without an error as far as it goes: have it checked before.
+    Check the file with ``whole_jpeg_size`` first: a truncated file is decoded without an error.
     """
     decoders = _decoders()
     assert decoders is not None
@@ -40,8 +40,8 @@ def decode_region(
 
 
 def whole_jpeg_size(content: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Height and width of a JPEG in colours that ends as one and that its EXIF does not turn; else None."""
-    head = content[:4096].tobytes()  # where EXIF begins: it comes first, or after JFIF
+    """Height and width of a complete color JPEG that is upright by its EXIF, else None."""
+    head = content[:4096].tobytes()  # EXIF is the first segment, or follows JFIF
     if head[:2] != b"\xff\xd8" or content[-2:].tobytes() != b"\xff\xd9":
         return None
     decoders = _decoders()
@@ -56,16 +56,16 @@ def _is_turned(content: NDArray[np.uint8]) -> bool:
     try:
         with Image.open(io.BytesIO(content.data)) as image:  # reads the header alone
             return bool(image.getexif().get(ExifTags.Base.Orientation, 1) != 1)
-    except Exception:  # whatever Pillow can't read: OpenCV tells what is wrong
+    except Exception:  # Pillow can't read the header: OpenCV will report the fault
         return True
 
 
 class _Decoders(threading.local):
-    """One for each thread: it decodes in the thread that calls it, without the interpreter's lock."""
+    """A decoder per thread, which decodes in the calling thread without the GIL."""
 
     def __init__(self, nvimgcodec: Any) -> None:
         self._library = nvimgcodec
-        # On the CPU alone: version 0.9 decodes wrong regions on GPUs.
+        # CPU only: version 0.9 decodes wrong regions on GPUs.
         self._decoder = nvimgcodec.Decoder(
             device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
             backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
@@ -79,7 +79,7 @@ class _Decoders(threading.local):
         try:
             stream = self._library.CodeStream(content)
             return (stream.height, stream.width) if stream.num_channels == 3 else None
-        except RuntimeError:  # of a damaged header
+        except RuntimeError:  # damaged header
             return None
 
     def decode(self, content: NDArray[np.uint8], corners: tuple[int, int, int, int]) -> Any:
@@ -94,13 +94,13 @@ def _decoders() -> _Decoders | None:
         with _without_stderr():
             from nvidia import nvimgcodec
         return _Decoders(nvimgcodec)
-    except (ImportError, AttributeError, RuntimeError):  # absent, without its libraries, of another version
+    except (ImportError, AttributeError, RuntimeError):  # not installed, or not usable
         return None
 
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Hide what it prints: on import its C code names each GPU library that it doesn't find."""
+    """Hide stderr: on import the C code of nvImageCodec prints each GPU library that is missing."""
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nothing:

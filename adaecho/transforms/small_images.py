@@ -1,4 +1,4 @@
-"""Small images as arrays of many: padding, crop and flip of whole blocks, keyed to each example."""
+"""Padding, crop and flip of blocks of small images, keyed to each example."""
 
 import threading
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
 
 Images = dict[str, NDArray[Any]]
-"""``image`` uint8 [N, H, W, C], and whatever goes with it."""
+"""``image`` uint8 [N, H, W, C], and other arrays of length N."""
 
-# Draws of one augmentation; each is independent of the others.
+# Independent random numbers of one augmentation.
 _TOP, _LEFT, _FLIP = range(3)
 
 
@@ -24,9 +24,9 @@ class PadCropFlip:
     """Zero padding, random crop to the original size, and random horizontal flip.
 
     Attributes:
-        padding: pixels added on every side; the crop's corner is uniform over (2 * padding + 1)**2 places.
-        flip: whether to flip at all.
-        vertical, horizontal: whether the corner is drawn in this direction; else it stays in the middle.
+        padding: pixels added on each side; the crop's corner is uniform over (2 * padding + 1)**2 positions.
+        flip: whether to flip.
+        vertical, horizontal: whether the crop moves in this direction; else it is centered.
     """
 
     padding: int
@@ -41,7 +41,7 @@ class PadCropFlip:
         return {**example, "image": self._apply(example["image"][None], top, left, flipped)[0]}
 
     def block(self, examples: Images, keys: Keys) -> Images:
-        """Many examples at once, ``image`` uint8 [n, H, W, C]; each result depends on its own key alone."""
+        """Many examples, ``image`` uint8 [n, H, W, C]. Each result depends only on its example's key."""
         places = 2 * self.padding + 1
         top = keyed.integers(keys, _TOP, 0, places)
         left = keyed.integers(keys, _LEFT, 0, places)
@@ -62,7 +62,7 @@ class PadCropFlip:
         left = left if self.horizontal else np.full_like(left, self.padding)
         for begin in range(0, len(images), _BLOCK):
             rows = slice(begin, begin + _BLOCK)
-            # Those to be mirrored come last, side by side.
+            # Flipped images come last, for one call of OpenCV.
             order = np.argsort(flipped[rows], kind="stable")
             upright = len(order) - np.count_nonzero(flipped[rows])
             cropped = _pad_and_crop(images[rows], self.padding, top[rows], left[rows], order)
@@ -71,20 +71,20 @@ class PadCropFlip:
         return result
 
 
-_BLOCK = 128  # images at once, so that what is worked on stays in the processor's cache
+_BLOCK = 128  # images at once, which fit in the processor's cache
 
 
 class _Scratch(threading.local):
-    """Images of one shape with rows of zeros above and below, one image after another, for each thread."""
+    """Per thread: memory for padded images of one shape, with rows of zeros above and below each image."""
 
     def __init__(self) -> None:
         self._layout: tuple[int, ...] = ()
 
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
-        """Every run of H W C bytes that may be a crop, shape [block, 2 p (W + 1) + 1]: they overlap.
+        """All overlapping runs of H W C bytes that may be a crop, shape [block, 2 p (W + 1) + 1].
 
-        The run of the corner (top, left) of a padded image is its number top W + left. Where its columns lie
-        beside the image it holds pixels of the row before or after, to be blanked with ``inside``.
+        The crop with the corner (top, left) in a padded image is run top W + left. Columns outside the image
+        hold pixels of an adjacent row, which the mask ``inside`` clears.
         """
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
@@ -93,8 +93,8 @@ class _Scratch(threading.local):
         return self._runs
 
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """A mask of the crops with these left edges: 255 where they show the image and 0 beside it."""
-        # Any mode but "raise" writes without a second buffer.
+        """A mask of the crops with these left edges: 255 inside the image, 0 outside."""
+        # mode="raise" would need a second buffer.
         return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
 
     def _make(self, height: int, width: int, channels: int, padding: int) -> None:
@@ -122,7 +122,7 @@ def _pad_and_crop(
     left: NDArray[np.int64],
     order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Crops of the padded images in another order; each is one copy of a run of bytes, not of its pixels."""
+    """Crops of the padded images, reordered by ``order``. Each crop is one copy of a run of bytes."""
     width = images.shape[2]
     runs = _scratch.pad(images, padding)
     cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)
@@ -131,7 +131,7 @@ def _pad_and_crop(
 
 
 def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Images flipped left to right, all rows in one OpenCV call: several times faster than [::-1]."""
+    """Images flipped left to right in one OpenCV call, several times faster than [::-1]."""
     number, height, width, channels = images.shape
     if not number:
         return images

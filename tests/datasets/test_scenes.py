@@ -1,4 +1,4 @@
-"""Scenes: the same for ever, with a box around the ink of each digit."""
+"""Scenes: fixed by the seed, with a box around the ink of each digit."""
 
 import hashlib
 from itertools import combinations

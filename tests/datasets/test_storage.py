@@ -1,15 +1,15 @@
-"""The digest of files, what storage refuses, and examples to skip."""
+"""The digest of files, errors of storage, and bad examples."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from adaecho.datasets.storage import FILES, SkippedExamples, fingerprint_of, storage_errors
+from adaecho.datasets.storage import FILES, BadExampleBudget, digest_of_files, storage_errors
 from adaecho.errors import DataError
 
 
-def test_names_and_sizes_of_files_count_and_where_they_lie_does_not(tmp_path: Path) -> None:
+def test_the_digest_depends_on_names_and_sizes_and_not_on_the_location(tmp_path: Path) -> None:
     def write(top: str, content: bytes = b"abc") -> list[Path]:
         files = [tmp_path / top / "class" / f"{number}.bin" for number in range(3)]
         files[0].parent.mkdir(parents=True, exist_ok=True)
@@ -18,33 +18,32 @@ def test_names_and_sizes_of_files_count_and_where_they_lie_does_not(tmp_path: Pa
         return files
 
     files = write("one")
-    first = fingerprint_of(files)
+    first = digest_of_files(files)
     assert list(first) == [FILES]
     os.utime(files[0], (1, 1))
-    assert fingerprint_of(files) == fingerprint_of(files[::-1]) == fingerprint_of(write("other")) == first
-    assert fingerprint_of(files[:2]) != first
-    assert fingerprint_of(write("one", b"abcd")) != first
-    assert fingerprint_of([]) == {}
+    assert digest_of_files(files) == digest_of_files(files[::-1]) == digest_of_files(write("other")) == first
+    assert digest_of_files(files[:2]) != first
+    assert digest_of_files(write("one", b"abcd")) != first
+    assert digest_of_files([]) == {}
     files[1].unlink()
     with pytest.raises(DataError, match=r"1\.bin: can't be read \(No such file"):
-        fingerprint_of(files)
+        digest_of_files(files)
 
 
 @pytest.mark.parametrize(
     "error", [ConnectionError("a.tar: gone"), FileNotFoundError(2, "No such file", "a.tar")]
 )
-def test_what_storage_refuses_is_told(error: OSError) -> None:
+def test_errors_of_storage_name_the_file_and_the_remedy(error: OSError) -> None:
     with pytest.raises(DataError, match=r"a\.tar: .*run the same command again"), storage_errors():
         raise error
 
 
-def test_bad_examples_are_told_within_the_budget_and_an_error_beyond(
+def test_bad_examples_are_listed_within_the_budget_and_an_error_beyond(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    bad = SkippedExamples(2)
-    bad.add("a", "one")
-    bad.add("b", "two")
-    assert bad.count == 2
+    bad = BadExampleBudget(2)
+    bad.add("a: one", "b: two")
+    assert bad.found == ["a: one", "b: two"]
     assert "bad example skipped: b: two" in capsys.readouterr().err
     with pytest.raises(DataError, match=r"(?s)data\.max_bad_examples=2 allows.*a: one.*b: two.*c: three"):
-        bad.add("c", "three")
+        bad.add("c: three")

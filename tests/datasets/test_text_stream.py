@@ -1,17 +1,14 @@
-"""Many examples of one document: against a slow version, resumed in the middle, disjoint over ranks."""
+"""The stream of tokens against a slow version; resumed anywhere; disjoint over ranks."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from adaecho.datasets.documents import find_documents
-from adaecho.datasets.text_stream import TokenStream
-from adaecho.datasets.tokens import END, PAD, train_tokenizer
+from adaecho.datasets.tokens import END, PAD, TokenStream, train_tokenizer
 from adaecho.errors import DataError
-from tests.datasets.text_files import lines, texts
+from tests.datasets.files import lines, texts, write_json_lines
 
 BLOCK = 8
 FILES = 3
@@ -26,9 +23,8 @@ def tokenizer() -> Any:
 @pytest.fixture
 def stream(tmp_path: Path, tokenizer: Any) -> TokenStream:
     for number in range(FILES):
-        rows = [json.dumps({"text": text}) for text in DOCUMENTS[number::FILES]]
-        (tmp_path / f"train-{number}.jsonl").write_text("\n".join(rows))
-    return TokenStream(find_documents(str(tmp_path)), "train", tokenizer, BLOCK, np.uint16)
+        write_json_lines(tmp_path / f"train-{number}.jsonl", DOCUMENTS[number::FILES])
+    return TokenStream(find_documents(str(tmp_path)), "train", tokenizer, BLOCK)
 
 
 def _slow(stream: TokenStream) -> list[list[int]]:
@@ -54,7 +50,7 @@ def test_every_token_of_every_document_is_predicted_once(stream: TokenStream) ->
     assert predicted == sum(number + 1 for number in ids if number >= 2)
 
 
-def test_it_goes_on_at_any_position(stream: TokenStream) -> None:
+def test_it_resumes_at_any_position(stream: TokenStream) -> None:
     whole, iterator = _slow(stream), iter(stream)
     for count in range(1, len(whole)):
         next(iterator)
@@ -63,7 +59,7 @@ def test_it_goes_on_at_any_position(stream: TokenStream) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
-def test_ranks_share_it_without_overlap_or_loss(stream: TokenStream, world: int) -> None:
+def test_ranks_read_disjoint_shares_that_are_complete(stream: TokenStream, world: int) -> None:
     shared = []
     for rank in range(world):
         stream.set_share(rank, world)
@@ -71,14 +67,21 @@ def test_ranks_share_it_without_overlap_or_loss(stream: TokenStream, world: int)
     assert sorted(shared) == sorted(_slow(stream))
 
 
-def test_bad_documents_are_counted_within_the_budget(tmp_path: Path, tokenizer: Any) -> None:
-    half = json.dumps({"text": "half of a character: \ud800"})
-    lines = ['{"text": "some words of text"}', '{"text": 3}', half, "{"]
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    files = find_documents(str(tmp_path))
-    with pytest.raises(DataError, match=r"train\.jsonl, document 1: 'text' is a int"):
-        _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16))
-    for allowed, told in ((1, "document 2: .*surrogates not allowed"), (2, "document 3: is no JSON object")):
-        with pytest.raises(DataError, match=told):
-            _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=allowed))
-    assert len(_read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=3))) == 2
+def test_bad_documents_are_skipped_within_the_budget(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_json_lines(tmp_path / "train.jsonl", ["some words of text", 3, "half a character: \ud800"])
+    file.write_text(file.read_text() + "{")
+    documents = find_documents(str(tmp_path))
+
+    def read(allowed: int) -> list[list[int]]:
+        return _read(TokenStream(documents, "train", tokenizer, BLOCK, allowed))
+
+    for allowed, message in enumerate(
+        (
+            r"train\.jsonl, document 1: 'text' is of type int",
+            "document 2: .*surrogates not allowed",
+            "document 3: is no JSON object",
+        )
+    ):
+        with pytest.raises(DataError, match=message):
+            read(allowed)
+    assert len(read(3)) == 2

@@ -1,4 +1,4 @@
-"""Tokens and their cache: exact contents, made once, whole or absent, and bad text counted."""
+"""Tokens and their cache: exact contents, made once, complete or absent; bad text is counted."""
 
 import shutil
 import signal
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaecho.config.schema import DataConfig
 from adaecho.datasets import tokens as tokens_module
 from adaecho.datasets.documents import find_documents
-from adaecho.datasets.text_stream import TokenStream
 from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
 from adaecho.errors import ConfigError, DataError
-from tests.datasets.text_files import MODULES, lines, texts, write_folder, write_parquet
+from tests.datasets.files import MODULES, lines, texts, write_text_table, write_texts
 from tests.forks import FORKS
 from tests.helpers import dying, small_disk
 
@@ -29,29 +29,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of text."""
-    return write_folder(tmp_path / "text")
+    return write_texts(tmp_path / "text")
 
 
 def _make(path: Path, packing: Packing = PACKED, held_out: int | None = 2, bad: int = 0, **of: Any) -> Tokens:
-    return tokenized(find_documents(str(path), **of), packing, held_out, 0, bad)
+    data = DataConfig(validation_examples=held_out, max_bad_examples=bad)
+    return tokenized(find_documents(str(path), **of), packing, data)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``text`` and the ``cache`` of its tokens, made once."""
-    folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ADAECHO_CACHE", str(folder / "cache"))
-        _make(write_folder(folder / "text"))
-    return folder
-
-
-def test_packed_examples_are_the_documents_joined_and_cut(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ADAECHO_CACHE", str(made / "cache"))
-    found = _make(made / "text")
+def test_packed_examples_are_the_documents_joined_and_cut(folder: Path) -> None:
+    found = _make(folder)
     held_out = set(np.random.default_rng(0).permutation(len(MODULES))[-2:].tolist())
     for part, chosen in ((found.train, False), (found.validation, True)):
         flat = []
@@ -65,34 +52,23 @@ def test_packed_examples_are_the_documents_joined_and_cut(
 
 
 def test_a_sentence_is_an_example_with_its_mask(tmp_path: Path) -> None:
-    text = [*lines()[:300], "", "ab " * 60]
-    write_parquet(tmp_path / "text" / "train.parquet", text)
+    text = [*lines()[:300], "[PAD] and [END] are text", "", "ab " * 60]
+    write_text_table(tmp_path / "text" / "train.parquet", text)
     found = _make(tmp_path / "text", Packing("sentence", 12, 300), held_out=1)
     rows = {tuple(row) for part in (found.train, found.validation) for row in part.tolist()}
-    for line in lines()[:300]:
+    for line in text[:301]:
         ids = found.tokenizer.encode(line).ids
         if len(ids) >= 2:
             whole = [END, *ids, END][:13]
             assert tuple(whole + [PAD] * (13 - len(whole))) in rows
+    assert found.tokenizer.decode(found.tokenizer.encode(text[300]).ids) == text[300]
     assert found.meta["skipped"]["empty"] == 1
-    assert found.meta["skipped"]["cut"] >= 1, "what is longer than a block"
-    short = sum(len(found.tokenizer.encode(line).ids) < 2 for line in lines()[:300])
+    assert found.meta["skipped"]["cut"] >= 1, "one line is longer than a block"
+    short = sum(len(found.tokenizer.encode(line).ids) < 2 for line in text[:301])
     assert found.meta["skipped"]["too_short"] == short > 0
 
 
-def test_names_of_special_tokens_are_text_in_a_text(tmp_path: Path, cache: Path) -> None:  # noqa: ARG001
-    line = "pad it with [PAD] and end it with [END]."
-    (tmp_path / "text.txt").write_text("\n".join([*lines(), line]))
-    found = _make(tmp_path / "text.txt", Packing("sentence", 300, 300), held_out=1, lines=True)
-    decode = found.tokenizer.decode
-    assert line in [decode(row.tolist()) for part in (found.train, found.validation) for row in part]
-    files = find_documents(str(tmp_path / "text.txt"), lines=True)
-    assert line in [
-        decode(one["tokens"]) for one in TokenStream(files, "train", found.tokenizer, 300, np.int64)
-    ]
-
-
-def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
+def test_tokens_are_made_once_for_each_data_and_packing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -110,7 +86,7 @@ def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
     assert changed.train.tolist() != first.train.tolist()
 
 
-def test_a_tokenizer_of_other_text_is_trained_anew() -> None:
+def test_a_tokenizer_is_trained_once_for_each_text() -> None:
     first = _train("of this text")
     assert _train("of this text", "is not read") == first
     assert _train("of another", "for b in c:\n    break\n") != first
@@ -127,7 +103,7 @@ def _make_until_killed(folder: str, die_at: int) -> None:
     _make(Path(folder), Packing("sentence", 16, 400))
 
 
-def test_killed_anywhere_the_next_makes_the_same(folder: Path, cache: Path) -> None:
+def test_after_a_kill_the_next_process_makes_the_same(folder: Path, cache: Path) -> None:
     kills = 0
     for die_at in (1, 2, 3, 7, 12, 13):
         process = FORKS.Process(target=_make_until_killed, args=(str(folder), die_at))
@@ -142,17 +118,17 @@ def test_killed_anywhere_the_next_makes_the_same(folder: Path, cache: Path) -> N
     assert (anew.train.tolist(), anew.meta) == (whole, killed.meta)
 
 
-def test_a_cache_that_another_process_made_meanwhile_is_taken(
+def test_a_cache_that_another_process_has_made_is_used(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = tokens_module._put
+    move = tokens_module._move
 
-    def second(made: Path, place: Path) -> None:
-        monkeypatch.setattr(tokens_module, "_put", put)
+    def second(new: Path, path: Path) -> None:
+        monkeypatch.setattr(tokens_module, "_move", move)
         _make(folder)
-        put(made, place)
+        move(new, path)
 
-    monkeypatch.setattr(tokens_module, "_put", second)
+    monkeypatch.setattr(tokens_module, "_move", second)
     assert len(_make(folder).train)
     assert len([*cache.iterdir()]) == 1
 
@@ -175,29 +151,17 @@ def test_invalid_utf_8_is_counted_within_the_budget_and_named_beyond(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "latin.txt").write_bytes("größer".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.txt, document 0: is no UTF-8 \(byte 2.*"):
+    with pytest.raises(DataError, match=r"latin\.txt, document 0: is not UTF-8 \(byte 2.*"):
         _make(folder)
     assert _make(folder, bad=1).meta["skipped"]["bad"] == 1
     assert "latin.txt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("packing", "error", "message"),
-    [
-        (
-            Packing("packed", 16, 30_000),
-            ConfigError,
-            r"task\.vocabulary=30000: this text supports \d+ subwords .*or less",
-        ),
-        (
-            Packing("packed", 5000, 400),
-            DataError,
-            r"its validation text gives not one example of task\.block=5000",
-        ),
-    ],
-)
-def test_a_vocabulary_or_a_block_beyond_the_data(
-    folder: Path, packing: Packing, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        _make(folder, packing, held_out=1)
+def test_a_vocabulary_or_a_block_too_large_for_the_data(folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"task\.vocabulary=30000: this text supports \d+ subwords.* or less"
+    ):
+        _make(folder, Packing("packed", 16, 30_000), held_out=1)
+    message = r"its validation text is too short for one example of task\.block=5000"
+    with pytest.raises(DataError, match=message):
+        _make(folder, Packing("packed", 5000, 400), held_out=1)

@@ -1,14 +1,13 @@
-"""The small nets and what comes before any net, by hand."""
+"""The small nets and the first layer, computed by hand."""
 
 import pytest
 import torch
 from torch.nn import functional
 
-from adaecho.models.normalise import Normalise
-from adaecho.models.small import small_conv, small_mlp
+from adaecho.models.images import Normalise, small_conv
 
 
-def test_it_is_two_normalised_convolutions_pooled_and_mapped() -> None:
+def test_small_conv_is_two_normalised_convolutions_pooling_and_a_linear_layer() -> None:
     torch.manual_seed(0)
     model = small_conv(5).eval()  # running statistics 0 and 1: batch norm only divides by sqrt(1 + 1e-5)
     x = torch.randn(3, 1, 8, 8)
@@ -20,23 +19,8 @@ def test_it_is_two_normalised_convolutions_pooled_and_mapped() -> None:
     torch.testing.assert_close(model(x), expected)
 
 
-def test_the_gradient_of_a_batch_is_the_mean_of_its_parts_gradients() -> None:
-    torch.manual_seed(0)
-    model = small_mlp(10)
-    images, labels = torch.randn(12, 1, 8, 8), torch.randint(10, (12,))
-    parameters = list(model.parameters())
-
-    def gradients(rows: slice) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(functional.cross_entropy(model(images[rows]), labels[rows]), parameters)
-
-    parts = [gradients(slice(begin, begin + 4)) for begin in (0, 4, 8)]
-    means = [torch.stack(tensors).mean(0) for tensors in zip(*parts, strict=True)]
-    torch.testing.assert_close(list(gradients(slice(0, 12))), means)
-    assert sum(parameter.numel() for parameter in parameters) == 64 * 64 + 64 + 64 * 10 + 10
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pixels_become_floats_by_channel_in_the_format_asked_for(channels_last: bool) -> None:
+def test_pixels_become_normalised_floats_in_the_chosen_memory_format(channels_last: bool) -> None:
     pixels = torch.tensor([[[[0, 100], [50, 200]]] * 2], dtype=torch.uint8)  # [1, 2, 2, 2]
     normalise = Normalise([50.0, 100.0], [25.0, 10.0], channels_last=channels_last)
     planes = normalise(pixels)

@@ -36,8 +36,8 @@ def test_the_small_one_predicts_all_its_boxes_and_every_parameter_learns() -> No
 
 
 @pytest.mark.parametrize("size", [64, 96, 128, 160, 300])
-def test_no_plane_of_one_pixel_is_strided_over(size: int) -> None:
-    """Of such a convolution the gradient in bfloat16 is unwritten memory on CPUs (torch 2.15)."""
+def test_no_convolution_strides_over_a_plane_of_one_pixel(size: int) -> None:
+    """Its gradient in bfloat16 is uninitialised memory on CPUs (torch 2.15)."""
     model = ssd_resnet34(num_classes=3, image_size=size).eval()
     strided = []
 
@@ -52,23 +52,3 @@ def test_no_plane_of_one_pixel_is_strided_over(size: int) -> None:
     with torch.inference_mode():
         model(torch.zeros(1, 3, size, size))
     assert strided == []
-
-
-def test_gradients_in_bfloat16_repeat_and_are_finite() -> None:
-    torch.manual_seed(0)
-    model = ssd_resnet34(num_classes=3, image_size=64).to(memory_format=torch.channels_last)
-    images = torch.randn(8, 3, 64, 64)
-
-    def gradients() -> list[torch.Tensor]:
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            logits, codes = model(images)
-        (logits.float().square().mean() + codes.float().square().mean()).backward()
-        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-    first = gradients()
-    used = [torch.full((1 << 18,), 1e6) for _ in range(64)]  # what memory may hold that is given out next
-    del used
-    for one, two in zip(first, gradients(), strict=True):
-        assert one.isfinite().all()
-        assert torch.equal(one, two)

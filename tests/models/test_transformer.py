@@ -31,7 +31,7 @@ def _small() -> Transformer:
     return Transformer(20, layers=2, width=8, feed_forward=16, heads=2).eval()
 
 
-def test_no_token_is_seen_before_its_time() -> None:
+def test_attention_is_causal() -> None:
     model, tokens = _small(), torch.randint(0, 20, (3, 10))
     before = model(tokens)
     tokens[:, 6:] = 0
@@ -40,7 +40,7 @@ def test_no_token_is_seen_before_its_time() -> None:
     assert not torch.allclose(after[:, 6:], before[:, 6:])
 
 
-def test_attention_is_the_papers_head_by_head() -> None:
+def test_attention_equals_the_formula_for_each_head() -> None:
     layer, x = _small().layers[0], torch.randn(1, 5, 8)
     query, key, value = (x[0] @ weight.T for weight in layer.query_key_value.weight.chunk(3))
     heads = []

@@ -1,4 +1,4 @@
-"""The slow store serves a folder, by nginx or by our own server; how slowly is not a test's to time."""
+"""The slow store serves a folder. Its rate is not tested, since tests assert no times."""
 
 import signal
 import socket
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from scripts.slow_store import make_server
-from tests.ports import free_port
+from tests.ports import free_port, wait_until_it_listens
 from tests.scripts.load import SCRIPTS
 from tests.servers import running
-from tests.shards.nginx import wait_until_it_listens
 
 CONTENT = bytes(range(256)) * 400
 

@@ -1,6 +1,5 @@
-"""Small tar shards, and what lies in them."""
+"""Small tar shards and their contents."""
 
-import io
 import tarfile
 from itertools import pairwise
 from pathlib import Path
@@ -8,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from tests.datasets.files import write_tar
+
 NUM_EXAMPLES = 23
 
 
 def contents(number: int) -> dict[str, bytes]:
-    """Of one example: bytes of no fixed length, and a label."""
+    """An example: bytes of varying length, and a label."""
     rng = np.random.default_rng(number)
     return {"bin": rng.bytes(int(rng.integers(1, 3000))), "cls": str(number).encode()}
 
@@ -20,17 +21,16 @@ def contents(number: int) -> dict[str, bytes]:
 def write_shard(
     path: Path, numbers: list[int], *, format: int = tarfile.USTAR_FORMAT, prefix: str = ""
 ) -> None:
-    with tarfile.open(path, "w", format=format) as archive:
-        for number in numbers:
-            for extension, content in contents(number).items():
-                member = tarfile.TarInfo(f"{prefix}{number:05d}.{extension}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+    files = [
+        (number, extension, content) for number in numbers for extension, content in contents(number).items()
+    ]
+    write_tar(
+        path, [(f"{prefix}{number:05d}.{end}", content) for number, end, content in files], format=format
+    )
 
 
 def write_shards(folder: Path, shards: int, examples: int) -> list[str]:
-    """Shards of different lengths that hold so many examples in all; their names."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write shards of different lengths with so many examples in all; returns their names."""
     cuts = np.random.default_rng(0).choice(np.arange(1, examples), shards - 1, replace=False)
     names = [f"shard-{shard:03d}.tar" for shard in range(shards)]
     for name, (begin, end) in zip(names, pairwise([0, *sorted(cuts.tolist()), examples]), strict=True):
@@ -39,7 +39,7 @@ def write_shards(folder: Path, shards: int, examples: int) -> list[str]:
 
 
 def number_of(example: dict[str, object]) -> int:
-    """Which example it is, after a check that it is whole."""
+    """The number of an example, whose contents are checked."""
     label = example["cls"]
     assert isinstance(label, bytes)
     number = int(label)

@@ -1,4 +1,4 @@
-"""Small tar shards for several test files, on disk and on a server that can fail."""
+"""Small tar shards on disk, and on a server with faults."""
 
 import socket
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from tests.shards.archives import NUM_EXAMPLES, write_shards
 
 
 class Store(Quiet):
-    """Files of a folder, each request after its own fault.
+    """Serves a folder with faults.
 
     Attributes:
-        faults: for the requests to come: a status, or ("cut", n) or ("reset", n) after n bytes of content, or
-            "whole" where the range is ignored. Later ones are answered as they should be.
+        faults: of the next requests: a status, ("cut", n) or ("reset", n) after n bytes, or "whole"
+            to ignore the range. Further requests succeed.
         ranges: the Range header of each request so far.
     """
 

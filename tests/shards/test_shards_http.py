@@ -1,8 +1,7 @@
-"""Tar shards over http, from a server whose connections break and whose answers are errors."""
+"""Tar shards over http, with broken connections and error statuses."""
 
 import base64
 import random
-import tarfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,16 @@ def test_a_transfer_that_breaks_anywhere_is_resumed_at_its_byte(store: Any, kind
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_answers_that_may_pass_are_asked_again(store: Any, status: int) -> None:
+def test_temporary_errors_are_retried(store: Any, status: int) -> None:
     expected = numbers(TarShards(urls(store.url)))
     store.faults[:] = [status, ("cut", 3000), status]
     assert numbers(TarShards(urls(store.url))) == expected
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_other_answers_fail_at_once(store: Any, status: int) -> None:
+def test_other_errors_fail_at_once(store: Any, status: int) -> None:
     store.faults[:], store.ranges[:] = [status], []
-    with pytest.raises(ConnectionError, match=rf"shard-00\d\.tar: can't be read in try 1 at .*{status}"):
+    with pytest.raises(ConnectionError, match=rf"shard-00\d\.tar: can't be read in attempt 1 at .*{status}"):
         numbers(TarShards(urls(store.url)))
     assert len(store.ranges) == 1
     with pytest.raises(ConnectionError, match=r"absent\.tar: .*404"):
@@ -56,26 +55,16 @@ def test_a_server_that_ignores_ranges_is_read_again_up_to_the_byte(store: Any) -
     assert numbers(TarShards(urls(store.url))) == expected
 
 
-def test_after_the_last_try_the_next_call_goes_on(store: Any) -> None:
+def test_after_the_last_attempt_the_next_call_resumes(store: Any) -> None:
     shards = TarShards(urls(store.url), open_shards=1)
     expected = numbers(shards)
     one = iter(shards)
     seen = [number_of(next(one))]
     one.close()
     store.faults[:] = 3 * [503]
-    with pytest.raises(ConnectionError, match=r"in try 3 at byte \d{3,}: HTTPError: HTTP Error 503"):
+    with pytest.raises(ConnectionError, match=r"in attempt 3 at byte \d{3,}: HTTPError: HTTP Error 503"):
         next(one)
     assert seen + [number_of(example) for example in one] == expected
-
-
-def test_an_archive_that_is_short_on_the_server_is_refused(store: Any, folder: Path) -> None:
-    file = folder / "shard-000.tar"
-    file.write_bytes(file.read_bytes()[:1024])
-    with pytest.raises(tarfile.ReadError, match=r"shard-000\.tar: .* byte \d+: empty, or cut there"):
-        numbers(TarShards(f"{store.url}shard-000.tar"))
-    file.write_bytes(b"")
-    with pytest.raises(tarfile.ReadError, match=r"byte 0: empty"):
-        numbers(TarShards(f"{store.url}shard-000.tar"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -83,7 +72,7 @@ def test_a_server_that_goes_away_is_never_a_bad_example(store: Any, num_workers:
     shards = TarShards(urls(store.url))
     with EchoLoader(shards, 4, decode=label_alone, max_bad_examples=100, num_workers=num_workers) as loader:
         store.faults[:] = 100 * [("cut", 0)]
-        with pytest.raises(ConnectionError, match=r"shard-00\d\.tar: can't be read in try 3"):
+        with pytest.raises(ConnectionError, match=r"shard-00\d\.tar: can't be read in attempt 3"):
             list(islice(loader, 20))
         assert loader.bad_examples == []
         store.faults.clear()

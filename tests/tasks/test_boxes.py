@@ -1,7 +1,6 @@
-"""Boxes and images travel together: each box stays around what it was drawn around."""
+"""The augmentation keeps each box around its object."""
 
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torchvision.transforms.v2 import functional as v2
 
-from adaecho import EchoLoader
 from adaecho.tasks.boxes import ResizeWithBoxes, SSDAugment, boxes_in, collate_boxes, turn_hue
-from tests.transforms.pictures import picture
+from tests.datasets.files import picture
 
 COLOURS = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
 PLAIN = SSDAugment(size=100, photometric=0, fill=(0, 0, 0))
 
 
 def example(seed: int, number: int = 3) -> dict[str, Any]:
-    """Black, with rectangles that don't touch, each in the colour of its label."""
+    """A black image with separate rectangles in the colors of their labels."""
     rng = np.random.default_rng(seed)
     image, boxes = np.zeros((120, 160, 3), np.uint8), []
     for label in range(number):
@@ -40,9 +38,9 @@ def seen(image: NDArray[np.uint8], label: int) -> list[int] | None:
     return [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
 
 
-# Edges are seen in whole pixels, half of one away at most; on a larger canvas the image is put at whole ones.
+# Edges are known to half a pixel. On a larger canvas the image lies at whole pixels.
 @pytest.mark.parametrize(("expand", "error_pixels"), [(0.0, 0.501), (1.0, 1.01)])
-def test_every_box_is_where_its_object_is(expand: float, error_pixels: float) -> None:
+def test_every_box_surrounds_its_object(expand: float, error_pixels: float) -> None:
     for seed in range(60):
         result = replace(PLAIN, expand=expand)(example(seed), np.random.default_rng(seed))
         assert (result["image"].shape, result["name"]) == ((100, 100, 3), seed)
@@ -52,14 +50,14 @@ def test_every_box_is_where_its_object_is(expand: float, error_pixels: float) ->
             np.testing.assert_allclose(box, found, rtol=0, atol=error_pixels)
 
 
-def test_boxes_whose_centre_is_cut_off_are_dropped_and_others_clipped() -> None:
+def test_boxes_with_their_center_outside_are_dropped_and_others_are_clipped() -> None:
     boxes = np.array([[0, 0, 10, 10], [8, 8, 30, 30], [18, 18, 50, 50]], np.float32)
     kept, labels = boxes_in((10, 10, 30, 30), boxes, np.array([1, 2, 3]), size=40)
     assert labels.tolist() == [2]
     assert kept.tolist() == [[0, 0, 40, 40]]
 
 
-def test_crops_overlap_a_box_as_chosen_and_keep_one_where_there_are_any() -> None:
+def test_crops_keep_at_least_one_box() -> None:
     rng, dropped = np.random.default_rng(0), 0
     for seed in range(100):
         left = len(PLAIN(example(seed), rng)["labels"])
@@ -84,7 +82,7 @@ def test_half_are_expanded_and_half_flipped() -> None:
 
 
 @pytest.mark.parametrize("shift", [-0.05, 0.0, 0.03, 0.4])
-def test_hues_turn_as_torchvisions(shift: float) -> None:
+def test_hues_equal_torchvisions(shift: float) -> None:
     image = picture(1)
     theirs = v2.adjust_hue(torch.from_numpy(image).permute(2, 0, 1), shift).permute(1, 2, 0).numpy()
     # 256 hues in a byte: up to 1 / 512 of the circle, of which a sixth is the whole range of a channel.
@@ -100,20 +98,6 @@ def test_colours_are_distorted_and_boxes_are_not() -> None:
     assert (result["image"] != plain["image"]).any()
     np.testing.assert_array_equal(one["image"], untouched["image"])
     np.testing.assert_array_equal(one["boxes"], untouched["boxes"])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_repeats_in_the_loader_are_augmented_anew_and_the_same_for_any_workers(workers: int) -> None:
-    def images(num_workers: int) -> torch.Tensor:
-        loader = EchoLoader(
-            [example(seed) for seed in range(8)], 4, echo="example_before_augmentation", factor=2.0,
-            augment=SSDAugment(64), collate=collate_boxes, num_workers=num_workers,
-        )  # fmt: skip
-        return torch.cat([batch["image"] for batch in islice(loader, 2)])
-
-    drawn = images(workers)
-    torch.testing.assert_close(drawn, images(1), rtol=0, atol=0)
-    assert len({image.numpy().tobytes() for image in drawn}) == 8
 
 
 def test_batches_are_padded_with_label_zero() -> None:

@@ -1,4 +1,4 @@
-"""Every task's name leads to a task, and nothing is imported before it is asked for."""
+"""Tasks are found by name; the example of docs/your-own.md works, and its mistakes get one message."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ from tests.programs import blocks, commands, write
         ("target.metric=bleu", r"target\.metric=bleu: task digits reports accuracy, cross_entropy"),
     ],
 )
-def test_what_there_is_not_is_told_with_what_there_is(
+def test_an_unknown_name_is_refused_with_the_known_names(
     compose_config: Compose, override: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -50,7 +50,7 @@ def test_options_that_are_no_task_config_are_refused(tmp_path: Path, monkeypatch
         options_class("odd_task")
 
 
-# The page that adds a task: its file, its YAML and its commands, as they stand there.
+# File, YAML and commands of the page that adds a task.
 BLOCKS = blocks("A task")
 SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
 
@@ -102,12 +102,12 @@ def test_its_options_are_checked(command: Command, override: str, message: str) 
 
 
 MISTAKES = {
-    "a direction": ('"max"}', '"maximize"}', "metrics says 'maximize' of accuracy; say 'max'"),
+    "a direction": ('"max"}', '"maximize"}', "metrics has 'maximize' for accuracy; use 'max'"),
     "a name with markup": ('"max"}', '"max", "a[x]": "max"}', "metric 'a[x]' is no name"),
     "another metric": ('{"accuracy": float', '{"acc": float', "evaluate returned {'acc': "),
-    "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned 0.5; it returns"),
+    "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned 0.5, expected"),
     "nothing to train": ("nn.Sequential(\n", "nn.Identity(\n", "model has nothing to train"),
-    "no task": ("return Task(", "Task(", "build returned a NoneType; it returns a Task"),
+    "no task": ("return Task(", "Task(", "build returned a NoneType, expected a Task"),
     "no dataclass": ("@dataclass\n", "", "its Options are no dataclass"),
 }
 

@@ -1,8 +1,8 @@
 """Task imagenet on tiny generated images, in every layout and over http."""
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.base import digest_of_classes
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.test_labelled_images import folders, make
-from tests.transforms.pictures import encoded
+from tests.datasets.files import write_folders, write_labelled
 
 TINY = (
     "task=imagenet", "task.model=test_resnet", "task.image_size=32", "task.ghost_size=2", "batch_size=4",
@@ -34,7 +33,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
 def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layout: str) -> None:
-    make(layout, tmp_path / "data")
+    write_labelled(layout, tmp_path / "data")
     classes = ["task.num_classes=3"] if layout == "tar" else []
     config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", *classes)
     summary = run_trial(config, tmp_path / "run")
@@ -44,10 +43,8 @@ def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layo
     assert line["cross_entropy"] > 0
 
 
-def test_a_part_is_held_out_where_there_is_no_validation_split(
-    compose_config: Compose, tmp_path: Path
-) -> None:
-    folders(tmp_path, {".": range(9)})
+def test_images_are_held_out_if_there_is_no_validation_split(compose_config: Compose, tmp_path: Path) -> None:
+    write_folders(tmp_path, {".": range(9)})
     with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of the 9 training"):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
@@ -59,32 +56,32 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
 
 @pytest.mark.parametrize("most", ["null", "2"])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_validation_shards_are_shared_out(
+def test_validation_shards_are_split_over_ranks(
     compose_config: Compose, tmp_path: Path, most: str, world: int
 ) -> None:
-    make("tar", tmp_path)
+    write_labelled("tar", tmp_path)
     more = (f"data.path={tmp_path}", "task.num_classes=3", f"evaluate.max_examples={most}")
     task = build_task(compose_config(*TINY, *more))
     assert {"training_images", "validation_images"}.isdisjoint(task.facts)
     counts = []
     for rank in range(world):
         ranks = _Rank(rank, world)
-        for _ in range(2):  # they are read anew
+        for _ in range(2):  # read in each evaluation
             task.evaluate(_FirstClass(), "validation", device=torch.device("cpu"), ranks=ranks)
         counts.append(ranks.counted)
     assert sum(counts) == (3 if most == "null" else 2)
 
 
 class _Rank(Ranks):
-    """One of several, whose sums are its own."""
+    """One of several ranks, with the sums of its own share."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         self.counted = numbers[-1]
         return [*numbers[:-1], 1.0]
 
 
-def test_more_classes_than_the_data_names(compose_config: Compose, tmp_path: Path) -> None:
-    make("folders", tmp_path)
+def test_a_model_may_have_more_classes_than_the_data(compose_config: Compose, tmp_path: Path) -> None:
+    write_labelled("folders", tmp_path)
     more = ("task.num_classes=9", "evaluate.max_examples=2")
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", *more))
     assert task.facts["validation_images"] == 2, "a part of the split"
@@ -100,77 +97,61 @@ def test_more_classes_than_the_data_names(compose_config: Compose, tmp_path: Pat
     assert [picture.title.split(",")[0] for picture in shown] == ["8", "8"]
 
 
-REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "held out beside a validation split": (
-        partial(make, "folders"), "data.validation_examples=3", "has a validation split of its own"
-    ),
-    "tar shards without validation shards": (
-        lambda top: (make("tar", top), (top / "val-0.tar").unlink())[0], "task.num_classes=3",
-        r"name the validation shards with task\.validation_path=",
-    ),
-    "no such shard": (
-        partial(make, "folders"), "data.path=train-00.tar task.validation_path=data task.num_classes=3",
-        r"train-00\.tar: can't be read \(No such file",
-    ),
-    "tar shards of how many classes": (partial(make, "tar"), "", r"task\.num_classes=null"),
-    "splits of other classes": (
-        partial(folders, parts={"train": range(9), "val": range(2)}), "",
-        r"name other classes: only in training: class2$",
-    ),
-    "more classes than told": (
-        partial(make, "parquet"), "task.num_classes=2", "num_classes=2: data names 3 classes; set it to"
-    ),
-    "no validation path": (
-        partial(make, "folders"), "task.validation_path=/no/such/folder",
-        r"^task\.validation_path=/no/such/folder: ",
-    ),
-    **{
-        override: (partial(make, "folders"), override, message)
-        for override, message in {
-            "task.model=resnet5": "timm has no such model",
-            "task.model=vgg11": "the model has no batch norm",
-            "batch_size=5": "ghost_size=2: the 5 examples",
-            "task.min_crop_area=0": r"task\.min_crop_area=0",
-            "task.colour_distortion=2": r"task\.colour_distortion=2",
-            "task.image_size=4": r"task\.image_size=4",
-            "task.num_classes=1": r"task\.num_classes=1",
-            "task.ghost_statistics=none": r"task\.ghost_statistics=none",
-        }.items()
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("write", "overrides", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_is_refused_before_training(
-    compose_config: Compose, write: Callable[[Path], None], overrides: str, message: str
+@pytest.mark.parametrize(
+    ("layout", "overrides", "message"),
+    [
+        ("folders", "data.validation_examples=3", "has a validation split"),
+        ("tar", "data.path=data/train-0.tar task.num_classes=3", r"shards with task\.validation_path="),
+        ("folders", "data.path=a.tar task.validation_path=data task.num_classes=3", r"a\.tar: can't be read"),
+        ("tar", "", r"task\.num_classes=null"),
+        ("parquet", "task.num_classes=2", "num_classes=2: data names 3"),
+        ("folders", "task.validation_path=/no/folder", r"^task\.validation_path=/no/folder: "),
+        ("folders", "task.model=resnet5", "timm has no such model"),
+        ("folders", "task.model=vgg11", "the model has no batch norm"),
+        ("folders", "batch_size=5", "ghost_size=2: does not divide the 5 examples"),
+        ("folders", "task.min_crop_area=0", r"task\.min_crop_area=0"),
+    ],
+)
+def test_mistakes_are_refused_before_training(
+    compose_config: Compose, layout: str, overrides: str, message: str
 ) -> None:
-    write(Path("data"))
+    write_labelled(layout, Path("data"))
     with pytest.raises((ConfigError, DataError), match=message):
         build_task(compose_config(*TINY, "data.path=data", *overrides.split())).build_model()
 
 
 @pytest.mark.parametrize("place", ["encoded", "decoded"])
-def test_bad_images_are_skipped_within_the_budget_and_digest_of_classes(
+def test_corrupt_images_are_skipped_within_the_budget_and_named_beyond(
     compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
-    folders(tmp_path / "data", {"train": range(9), "val": range(9, 12)})
-    bad = tmp_path / "data" / "train" / "class1" / "001.jpg"
-    bad.write_bytes(encoded(1)[:200])
-    strict = (*TINY, f"data.path={tmp_path / 'data'}", f"echo.place={place}")
-    summary = run_trial(compose_config(*strict, "data.max_bad_examples=5"), tmp_path / "run")
+    write_folders(tmp_path / "data", {"train": range(9), "val": range(9, 15)})
+    train, *val = (
+        tmp_path / "data" / name
+        for name in ("train/class1/001.jpg", "val/class0/009.jpg", "val/class2/011.jpg")
+    )
+    for file in (train, *val):
+        file.write_bytes(file.read_bytes()[:200])
+    config = (*TINY, f"data.path={tmp_path / 'data'}", f"echo.place={place}", "evaluate.max_examples=null")
+    summary = run_trial(compose_config(*config, "data.max_bad_examples=5"), tmp_path / "run")
     assert (summary["status"], summary["skipped_examples"]) == ("budget_spent", 1)
-    assert capsys.readouterr().err.count(f"warning: bad example skipped: {bad}: ") == 1
-    with pytest.raises(DataError, match="no whole image") as raised:
-        run_trial(compose_config(*strict), tmp_path / "strict")
-    assert str(bad) in with_notes(raised.value)
+    printed = capsys.readouterr().err
+    for file in (train, *val):
+        assert len(re.findall(f"warning: bad example skipped: (?:validation, )?{file}: ", printed)) == 1
+    with pytest.raises(DataError, match=f"(?s)max_bad_examples=1 .*{val[0]}: .*{val[1]}: "):
+        run_trial(compose_config(*config, "data.max_bad_examples=1"), tmp_path / "validation")
+    for file in val:
+        file.unlink()
+    with pytest.raises(DataError, match="not a complete image") as raised:
+        run_trial(compose_config(*config), tmp_path / "strict")
+    assert str(train) in with_notes(raised.value)
     assert "data.max_bad_examples of a run" in with_notes(raised.value)
-    assert str(bad) in json.loads((tmp_path / "strict" / "summary.json").read_text())["error"]
+    assert str(train) in json.loads((tmp_path / "strict" / "summary.json").read_text())["error"]
 
 
-def test_a_run_begins_with_weights_and_is_not_continued_with_others(
+def test_a_run_starts_from_weights_and_does_not_resume_with_others(
     compose_config: Compose, tmp_path: Path
 ) -> None:
-    make("folders", tmp_path / "data")
+    write_labelled("folders", tmp_path / "data")
     run_trial(compose_config(*TINY, f"data.path={tmp_path / 'data'}"), tmp_path / "first")
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes((tmp_path / "first" / "model" / "final.safetensors").read_bytes())
@@ -189,10 +170,8 @@ def test_a_run_begins_with_weights_and_is_not_continued_with_others(
         run_trial(compose_config(*on, "optimizer.learning_rate=1e-12"), tmp_path / "run")
 
 
-def test_a_part_of_a_split_of_its_own_holds_more_than_the_first_classes(
-    compose_config: Compose, tmp_path: Path
-) -> None:
-    folders(tmp_path, {"train": range(9), "val": range(9, 39)})
+def test_max_examples_draws_from_all_classes(compose_config: Compose, tmp_path: Path) -> None:
+    write_folders(tmp_path, {"train": range(9), "val": range(9, 39)})
     part = (f"data.path={tmp_path}", "evaluate.max_examples=10")  # of three classes, ten images in each
     wrong = []
     for _ in range(2):

@@ -15,8 +15,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.images import classification_metrics, cross_entropy, predictions_in_memory
 from adaecho.transforms.small_images import Images, PadCropFlip
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import random_images, write_parts
-from tests.datasets.test_labelled_images import make
+from tests.datasets.files import random_images, write_cifar10, write_labelled
 
 
 def _examples(number: int, side: int, channels: int) -> Images:
@@ -63,7 +62,7 @@ def test_block_equals_a_pixel_by_pixel_version(
     np.testing.assert_array_equal(examples["image"], before, err_msg="the input must stay as it was")
 
 
-def test_a_direction_can_be_left_alone() -> None:
+def test_each_direction_can_be_fixed() -> None:
     examples, keys = _examples(50, 8, 1), _keys(50)
     down = PadCropFlip(1, False, horizontal=False)
     across = PadCropFlip(1, False, vertical=False)
@@ -107,7 +106,7 @@ class _Table(nn.Module):
         return self.logits[images[:, 0, 0, 0].long()]
 
 
-def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
+def test_metrics_are_means_over_examples_for_any_batches() -> None:
     # Probability of the right class: 1/2 for pixel 0, 3/4 for pixel 1 with label 1, 1/4 with label 0.
     model = _Table([[0.0, 0.0], [0.0, math.log(3.0)]])
     split = {
@@ -125,7 +124,7 @@ def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
     assert loss.item() / weight == pytest.approx(expected, rel=1e-6)
 
 
-def test_label_smoothing_is_torchs_in_the_loss_and_none_in_the_metrics() -> None:
+def test_label_smoothing_changes_the_loss_and_not_the_metrics() -> None:
     logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     batch = {"image": logits, "label": labels}
     total, _ = cross_entropy(nn.Identity(), batch, label_smoothing=0.1)
@@ -145,10 +144,10 @@ def test_the_key_of_label_smoothing_reaches_the_loss(
     batch = {"image": torch.tensor([[4.0, 0.0]]), "label": torch.tensor([0])}
     overrides = [f"task={name}"]
     if name == "cifar10":
-        write_parts(tmp_path, random_images(3), [0, 1, 2])
+        write_cifar10(tmp_path, random_images(3), [0, 1, 2])
         overrides += [f"data.path={tmp_path}", "data.validation_examples=1"]
     elif name == "imagenet":
-        make("folders", tmp_path)
+        write_labelled("folders", tmp_path)
         overrides += [f"data.path={tmp_path}"]
     tasks = (build_task(compose_config(*overrides, f"task.label_smoothing={share}")) for share in (0, 0.3))
     plain, smoothed = (task.loss(nn.Identity(), batch)[0].item() for task in tasks)

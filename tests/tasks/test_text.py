@@ -1,4 +1,4 @@
-"""The text tasks on tiny real text: loss per token, entropies, three arms, killed and resumed, refused."""
+"""The text tasks on small real text: training, resume, loss, entropies, and mistakes."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from adaecho.tasks.text import entropies, evaluator, loss, weight
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.text_files import lines, texts, write_folder, write_parquet
+from tests.datasets.files import lines, texts, write_json_lines, write_text_table, write_texts
 from tests.forks import FORKS
 from tests.helpers import dying, metrics, summary
 
@@ -38,18 +38,16 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _tiny(compose_config: Compose, task: str, folder: Path, *overrides: str) -> Config:
-    """Each task in its own form of data: a folder of files, sentences in parquet, shards of JSON lines."""
+    """Each task on another form of data: text files, sentences in parquet, JSON lines."""
     if task == "small_text":
-        write_folder(folder)
+        write_texts(folder)
         overrides = ("data.validation_examples=2", *overrides)
     elif task == "lm1b":
-        write_parquet(folder / "train-0.parquet", list(lines()[:600]))
-        write_parquet(folder / "test-0.parquet", list(lines()[600:700]))
+        write_text_table(folder / "train-0.parquet", list(lines()[:600]))
+        write_text_table(folder / "test-0.parquet", list(lines()[600:700]))
     else:
-        folder.mkdir(exist_ok=True)
         for number, name in enumerate(("train.0", "train.1", "validation.0")):
-            written = [json.dumps({"text": text}) + "\n" for text in texts()[3 * number :][:3]]
-            (folder / f"c4-{name}.jsonl").write_text("".join(written))
+            write_json_lines(folder / f"c4-{name}.jsonl", texts()[3 * number :][:3])
     return compose_config(f"task={task}", f"data.path={folder}", *TINY, *overrides)
 
 
@@ -57,9 +55,7 @@ TASKS = ["small_text", "lm1b", "common_crawl"]
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_trains_on_real_text_and_records_what_it_saw(
-    compose_config: Compose, tmp_path: Path, task: str
-) -> None:
+def test_each_task_trains_and_records_facts(compose_config: Compose, tmp_path: Path, task: str) -> None:
     overrides = ("max_steps=40", "echo=example_before_augmentation")
     ended = run_trial(_tiny(compose_config, task, tmp_path / "text", *overrides), tmp_path / "run")
     assert ended["status"] == "budget_spent"
@@ -79,7 +75,7 @@ def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_killed_and_run_again_it_leaves_the_same_metrics_and_weights(
+def test_after_kills_metrics_and_weights_are_the_same(
     compose_config: Compose, tmp_path: Path, task: str
 ) -> None:
     overrides = ("checkpoint_every_s=0", "echo=example_before_augmentation", "echo.factor=1.5")
@@ -99,7 +95,7 @@ def test_killed_and_run_again_it_leaves_the_same_metrics_and_weights(
         assert summary(whole)[key] == summary(killed)[key]
 
 
-def test_text_has_three_arms(
+def test_echo_before_and_after_augmentation_are_the_same(
     compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batches = []
@@ -110,32 +106,6 @@ def test_text_has_three_arms(
             batches.append(torch.stack([next(found)["tokens"].to(torch.int64) for _ in range(20)]))
         assert ("bit for bit" in capsys.readouterr().err) == (echo == "example_after_augmentation")
     assert torch.equal(*batches)
-
-
-@pytest.mark.parametrize("task", ["small_text", "common_crawl"])
-def test_blocks_are_echoed_up_to_sixteen_times(compose_config: Compose, tmp_path: Path, task: str) -> None:
-    overrides = ("echo=example_before_augmentation", "echo.factor=16", "max_steps=40")
-    config = _tiny(compose_config, task, tmp_path / "text", *overrides)
-    with make_loader(config, build_task(config), torch.device("cpu")) as loader:
-        found = iter(loader)
-        rows = [tuple(row) for _ in range(40) for row in next(found)["tokens"].tolist()]
-        fresh = loader.fresh_examples
-    # 40 batches of 8 left the buffer and 32 are in it: 22 fresh blocks, 16 times each.
-    assert fresh == math.ceil((40 * 8 + 32) / 16)
-    counts = np.unique(np.array(rows), axis=0, return_counts=True)[1]
-    assert len(counts) <= fresh
-    assert counts.max() > 10
-    ended = run_trial(config, tmp_path / "run")
-    assert (ended["status"], ended["fresh_examples"]) == ("budget_spent", fresh)
-
-
-def test_buffers_hold_numbers_of_two_bytes_in_mapped_files(compose_config: Compose, tmp_path: Path) -> None:
-    task = build_task(_tiny(compose_config, "small_text", tmp_path / "text"))
-    tokens = task.source["tokens"]
-    assert tokens.dtype == np.uint16
-    while not isinstance(tokens, np.memmap):
-        tokens = tokens.base
-    assert tokens.filename.name == "train.bin"
 
 
 @pytest.mark.parametrize("change", ["files", "tokenizer"])
@@ -156,7 +126,7 @@ def test_a_checkpoint_of_other_tokens_is_refused(
 
 
 class _Table(nn.Module):
-    """Logits of the next token looked up by this one."""
+    """A table of logits of the next token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +139,7 @@ class _Table(nn.Module):
 EXAMPLES = np.array([[1, 2, 3, 4], [1, 5, 1, PAD], [2, 2, PAD, PAD]], np.uint16)
 
 
-def test_a_loss_counts_tokens_and_never_what_only_fills() -> None:
+def test_the_loss_counts_tokens_without_padding() -> None:
     model, batch = _Table(), {"tokens": torch.from_numpy(EXAMPLES)}
     log = model.table.log_softmax(-1)
     pairs = [(1, 2), (2, 3), (3, 4), (1, 5), (5, 1), (2, 2)]
@@ -190,12 +160,12 @@ def test_entropies_are_of_the_predicted_tokens() -> None:
     assert found["bigram_entropy"] == pytest.approx(4 / 6 * math.log(2))
 
 
-def test_tasks_that_need_data_say_so(compose_config: Compose, tmp_path: Path) -> None:
+def test_missing_data_is_named(compose_config: Compose, tmp_path: Path) -> None:
     for task in ("lm1b", "common_crawl"):
         with pytest.raises(DataError, match=f"data.path=null: {task} needs a folder"):
             build_task(compose_config(f"task={task}"))
-    folder = write_folder(tmp_path / "text")
-    with pytest.raises(DataError, match="needs files whose names hold validation"):
+    folder = write_texts(tmp_path / "text")
+    with pytest.raises(DataError, match="needs files named validation"):
         build_task(compose_config("task=common_crawl", f"data.path={folder}"))
     with pytest.raises(ConfigError, match=r"data\.validation_examples=9: a stream has a validation split"):
         build_task(compose_config("task=common_crawl", f"data.path={folder}", "data.validation_examples=9"))

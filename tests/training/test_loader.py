@@ -11,7 +11,7 @@ from adaecho.headroom import pipeline_timer
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader, upstream_arguments
 from tests.conftest import Compose
-from tests.datasets.text_files import write_folder
+from tests.datasets.files import write_texts
 
 CPU = torch.device("cpu")
 KEYS = ("data.order=stored", "echo.place=decoded", "device=cpu")
@@ -48,7 +48,7 @@ def test_a_split_puts_the_echo_between_the_parts(compose_config: Compose, split:
 
 
 def test_a_task_without_parts_cant_be_split(compose_config: Compose, tmp_path: Path) -> None:
-    text = ("task=small_text", f"data.path={write_folder(tmp_path / 'text')}", "data.validation_examples=2")
+    text = ("task=small_text", f"data.path={write_texts(tmp_path / 'text')}", "data.validation_examples=2")
     split = ("echo=example_before_augmentation", "echo.split=true")
     config = compose_config(*text, "task.vocabulary=300", *split)
     with pytest.raises(ConfigError, match=r"echo\.split=true: task small_text doesn't name two parts"):

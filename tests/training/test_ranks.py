@@ -26,7 +26,7 @@ from adaecho.training import trainer, trial
 from adaecho.training.loader import make_loader
 from adaecho.training.parallel import share_of
 from tests.conftest import Compose
-from tests.datasets.text_files import write_folder
+from tests.datasets.files import write_texts
 from tests.helpers import metrics, signal_at, summary
 from tests.needs import first_form
 from tests.training.several_ranks import needs_gloo, run_on
@@ -114,7 +114,7 @@ def _evaluate(task: Any, replicas: list[Any]) -> dict[str, float]:
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     """Little text, whose tokens are soon made."""
-    return f"data.path={write_folder(tmp_path / 'text')}"
+    return f"data.path={write_texts(tmp_path / 'text')}"
 
 
 TASKS = {

@@ -1,6 +1,5 @@
-"""Regions of JPEGs, decoded alone: the pixels of a crop of the whole, and the whole where that can't be."""
+"""Decoded regions of JPEGs equal crops of the image; other images are decoded completely."""
 
-import io
 import subprocess
 import sys
 from itertools import islice
@@ -22,7 +21,7 @@ from adaecho.transforms.photographs import (
     decode_image,
     decoder_for,
 )  # fmt: skip
-from tests.transforms.pictures import Jpegs, encoded, picture
+from tests.datasets.files import Jpegs, encode, encoded, picture
 
 needs_nvimgcodec = pytest.mark.skipif(
     not regions.available(), reason="needs nvidia-nvimgcodec-cu13: pip install '.[regions]'"
@@ -31,9 +30,7 @@ AUGMENT = RandomResizedCrop(16, brightness=0.4, contrast=0.4, saturation=0.4)
 
 
 def jpeg(row: int, mode: str = "RGB", **options: Any) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(picture(row, 93, 131)).convert(mode).save(stream, "JPEG", **options)
-    return stream.getvalue()
+    return encode(Image.fromarray(picture(row, 93, 131)).convert(mode), "JPEG", **options)
 
 
 def with_orientation(number: int) -> Any:
@@ -58,7 +55,7 @@ JPEGS = {
 
 @needs_nvimgcodec
 @pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
-def test_a_region_has_the_pixels_of_the_whole(options: dict[str, Any]) -> None:
+def test_a_region_equals_the_crop_of_the_image(options: dict[str, Any]) -> None:
     content, rng = jpeg(1, **options), np.random.default_rng(0)
     whole, lazy = decode_image(content), decode_for_crop(content)
     assert isinstance(lazy, EncodedImage)
@@ -97,7 +94,7 @@ def test_the_loader_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch, kind
 
 
 @needs_nvimgcodec
-def test_damaged_bytes_give_what_the_whole_gives_or_are_refused() -> None:
+def test_damaged_bytes_give_the_same_pixels_or_are_refused() -> None:
     rng, content = np.random.default_rng(0), np.frombuffer(jpeg(2), np.uint8)
     place, refused = (slice(40, 60), slice(0, 30)), 0
     for _ in range(200):
@@ -107,7 +104,7 @@ def test_damaged_bytes_give_what_the_whole_gives_or_are_refused() -> None:
             whole = decode_image(damaged)
         except ValueError:
             refused += 1
-            with pytest.raises(ValueError, match="no whole image"):
+            with pytest.raises(ValueError, match="not a complete image"):
                 decode_for_crop(damaged)[place]
         else:
             np.testing.assert_array_equal(decode_for_crop(damaged)[place], whole[place])
@@ -125,19 +122,19 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
-def test_what_is_no_plain_upright_jpeg_is_decoded_whole(content: bytes) -> None:
+def test_other_images_are_decoded_completely(content: bytes) -> None:
     decoded = decode_for_crop(content)
     assert isinstance(decoded, np.ndarray)
     np.testing.assert_array_equal(decoded, decode_image(content))
 
 
-def test_the_whole_is_decoded_where_a_region_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_is_decoded_if_the_region_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "decode_region", lambda *_: None)
     place = slice(3, 20), slice(5, 31)
     np.testing.assert_array_equal(decode_for_crop(encoded(0))[place], decode_image(encoded(0))[place])
 
 
-def test_only_crops_of_the_same_field_ask_for_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_crops_of_the_same_field_use_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "available", lambda: True)
     assert decoder_for(AUGMENT, "image") is decode_for_crop
     assert decoder_for(CentreCrop(8), "image") is decode_for_crop
@@ -159,7 +156,7 @@ def test_without_the_library_nothing_is_available(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_nvimgcodec
-def test_it_says_nothing_of_gpus_and_leaves_stderr_open() -> None:
+def test_the_import_prints_nothing_and_keeps_stderr() -> None:
     code = "import sys; from adaecho.transforms import regions; sys.exit(f'available: {regions.available()}')"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.stderr == "available: True\n"

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
 from tests.echo.sources import example, labels
-from tests.shards.nginx import needs_nginx, nginx
+from tests.servers import Quiet, serving
 
 
 @pytest.mark.parametrize("base", [TensorDataset, object])
@@ -122,6 +122,22 @@ def test_a_hugging_face_stream_is_shuffled_anew_for_each_pass() -> None:
 SHARD, SHARDS = 12, 3
 
 
+class Failing(Quiet):
+    """Answers 503 while the folder has a file of that name."""
+
+    def do_HEAD(self) -> None:  # noqa: N802
+        self._answer(super().do_HEAD)
+
+    def do_GET(self) -> None:  # noqa: N802
+        self._answer(super().do_GET)
+
+    def _answer(self, answer: Callable[[], None]) -> None:
+        if (Path(self.directory) / "503").exists():
+            self.send_error(503)
+        else:
+            answer()
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("no_proxy", "*")
@@ -133,8 +149,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for shard in range(SHARDS):
         rows = [{"label": row} for row in range(SHARD * shard, SHARD * (shard + 1))]
         (root / f"part-{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with nginx(tmp_path / "server", root) as url:
-        yield url
+    with serving(root, Failing) as place:
+        yield f"http://{place}/"
 
 
 def stream(url: str) -> Any:
@@ -142,7 +158,6 @@ def stream(url: str) -> Any:
     return library().load_dataset("json", data_files=files, streaming=True, split="train")
 
 
-@needs_nginx
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_is_read_and_restored(server: str, num_workers: int) -> None:
     common: dict[str, Any] = {"shuffle_buffer": 5, "num_workers": num_workers}
@@ -159,12 +174,11 @@ def test_is_read_and_restored(server: str, num_workers: int) -> None:
         assert labels(restored, 8) == labels(loader, 8)
 
 
-@needs_nginx
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stream_that_breaks_is_never_a_bad_example(server: str, tmp_path: Path, num_workers: int) -> None:
-    fault = tmp_path / "server" / "503"
+    fault = tmp_path / "root" / "503"
     common: dict[str, Any] = {"num_workers": num_workers, "prefetch": 0, "max_bad_examples": 100}
-    with EchoLoader(stream(f"{server}faulty/"), 4, **common) as loader:
+    with EchoLoader(stream(server), 4, **common) as loader:
         seen = labels(loader, 1)
         state = loader.state_dict()
         fault.touch()

@@ -1,0 +1,128 @@
+"""Models of small images, and the first layer of every image model."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from adaecho.config.bounds import check_depth
+
+# Of each color over ImageNet's training images, in pixel values.
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
+
+
+class Normalise(nn.Module):
+    """``(images - mean) / std`` per channel: uint8 [N, H, W, C] to float32 [N, C, H, W].
+
+    Pixels become floats on the device, which takes a quarter of the transfer.
+
+    Args:
+        mean: of each channel, in pixel values.
+        std: of each channel, in pixel values, positive.
+        channels_last: memory format of the result. It is the order of the pixels, so it saves a copy.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], *, channels_last: bool) -> None:
+        super().__init__()
+        self.channels_last = channels_last
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+        self.register_buffer("std", torch.tensor(std), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        planes = ((images - self.mean) / self.std).permute(0, 3, 1, 2)
+        return planes if self.channels_last else planes.contiguous()
+
+
+def small_mlp(num_classes: int) -> nn.Module:
+    """One hidden layer of 64 units: float [N, 1, 8, 8] to logits [N, num_classes].
+
+    PyTorch's default initialisation. Without batch norm the gradient of a batch is the mean of the gradients
+    of its micro-batches.
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_classes))
+
+
+def small_conv(num_classes: int) -> nn.Module:
+    """Two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling, a linear layer.
+
+    float [N, 1, 8, 8] to logits [N, num_classes]; PyTorch's default initialisation.
+    """
+    layers = [*_conv_norm_relu(1, 16), *_conv_norm_relu(16, 32)]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 4 * 4, num_classes))
+
+
+def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> nn.Module:
+    """ResNet for CIFAR: float [N, 3, 32, 32] to logits [N, num_classes].
+
+    He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2. A 3x3 convolution, three
+    stages of n blocks of two 3x3 convolutions (16, 32 and 64 filters on planes of 32, 16 and 8 pixels),
+    global average pooling, a linear layer: 6n + 2 weighted layers. Shortcuts are of option A. There are
+    464,154 parameters at depth 32 and 10 classes.
+
+    Args:
+        depth: weighted layers, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...
+        num_classes: number of logits.
+        channels: filters of the first stage, at least 1; the paper's nets have 16.
+
+    Raises:
+        ConfigError: there is no net of that depth.
+    """
+    blocks_per_stage = check_depth(depth)
+    layers = _conv_norm_relu(3, channels)
+    in_channels = channels
+    for out_channels in (channels, 2 * channels, 4 * channels):
+        for _ in range(blocks_per_stage):
+            layers.append(BasicBlock(in_channels, out_channels))
+            in_channels = out_channels
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)]
+    model = nn.Sequential(*layers)
+    model.apply(_initialise)
+    return model
+
+
+class BasicBlock(nn.Module):
+    """``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``, with half the plane if channels are added.
+
+    float [N, in_channels, H, W] to [N, channels, H, W], or to [N, channels, H / 2, W / 2].
+    """
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.stride = 1 if in_channels == channels else 2
+        self.new_channels = channels - in_channels
+        self.conv1 = _conv3x3(in_channels, channels, self.stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _conv3x3(channels, channels)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return functional.relu(y + self._shortcut(x), inplace=True)
+
+    def _shortcut(self, x: torch.Tensor) -> torch.Tensor:
+        """Option A: the identity on every second pixel, with zeros for the new channels; no parameters."""
+        if self.stride == 1:
+            return x
+        return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+
+
+def _conv3x3(in_channels: int, channels: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+
+
+def _conv_norm_relu(in_channels: int, channels: int) -> list[nn.Module]:
+    return [_conv3x3(in_channels, channels), nn.BatchNorm2d(channels), nn.ReLU()]
+
+
+def _initialise(module: nn.Module) -> None:
+    """Normal with variance 2 / fan_in (He et al., "Delving Deep into Rectifiers", eq. 10); biases zero."""
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
