@@ -7,7 +7,10 @@ from adaecho import AdaScale
 from tests.adascale.helpers import accumulating, assert_identical, backward, batches, mlp, weights
 from tests.adascale.test_estimators import sum_of_squares
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
 
 
 def test_norms_of_mixed_types():
