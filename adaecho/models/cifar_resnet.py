@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adaecho.config.bounds import check_depth
+from adaecho.config.validation import check_depth
 
 
 def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> nn.Module:
