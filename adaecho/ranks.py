@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from adaecho.config.launched import launched_ranks
+from adaecho.config.launch_env import launched_ranks
 from adaecho.errors import RankError
 
 _T = TypeVar("_T")

@@ -17,9 +17,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from adaecho.config import scale, schema
+from adaecho.config import schema, size_defaults
 from adaecho.config.identity import flat
-from adaecho.config.launched import importing, launched_rank, launched_ranks
+from adaecho.config.launch_env import importing, launched_rank, launched_ranks
 from adaecho.errors import ConfigError, UserError, fail, say, told
 from adaecho.records.status import Status
 from adaecho.records.tracking import exported
@@ -48,7 +48,7 @@ def _run(composed: DictConfig) -> None:
     config = schema.from_plain(schema.to_plain(composed))
     _check_mode(config, hydra_config.mode)
     if launched_rank() == 0 and hydra_config.runtime.choices.get("scale"):
-        say(scale.told(composed, schema.to_plain(config)))
+        say(size_defaults.describe(composed, schema.to_plain(config)))
     with importing():
         from adaecho.ranks import joined
         from adaecho.training.device import choose_device

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from adaecho.models.cifar_resnet import cifar_resnet
+from adaecho.models.normalise import Normalise
 from torch import nn
 
 from adaecho import EchoLoader
-from adaecho.models.cifar_resnet import cifar_resnet
-from adaecho.models.normalise import Normalise
 from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
 

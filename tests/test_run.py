@@ -105,7 +105,7 @@ def test_bad_input_gets_one_message_and_starts_nothing(
 @pytest.mark.parametrize(
     ("override", "needed"),
     [
-        ("+foo=1", "foo: there is no such key"),
+        ("+foo=1", "foo: unknown key"),
         ("~task", "task.name"),
         ("~echo", "echo.variant"),
         ("~echo.factor", "does not support deletion"),

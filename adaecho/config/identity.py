@@ -1,7 +1,4 @@
-"""Whether two configs are the same run: its identity, a name for it, and differences for people to read.
-
-Run folders and sweeps' designs all ask here.
-"""
+"""Identity of a run: the part of a config that decides its results, a name for it, and differences."""
 
 import hashlib
 import json
@@ -13,15 +10,15 @@ from adaecho.masking import masked
 
 _ABSENT = object()
 
-COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: see ``changes``
+COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # a resumed run may only raise them
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
-# Keys that can't change what a run computes up to a given step: they may differ when a run is resumed.
+# Keys that do not change what a run computes up to a given step. They may differ when a run is resumed.
 _NOT_IDENTITY = {
     *BUDGETS, "tracking", "callbacks", "search", "fresh", "checkpoint_every_s", "rank_timeout_s",
     "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.place",
 }  # fmt: skip
-# Keys that came after the first records, with the value that means what runs did before. At that value they
-# are no part of the identity, so that folders keep their names and searches their points.
+# Keys added after the first records, with the value that keeps the earlier behaviour. At that value they are
+# not part of the identity, so that run folders keep their names and searches their points.
 _ADDED = {
     "compile": "off", "adascale.rule": "gain", "data.order": "permutation", "echo.split": False,
     "optimizer.name": "sgd", "optimizer.beta1": 0.9, "optimizer.beta2": 0.999, "optimizer.epsilon": 1e-8,
@@ -35,7 +32,7 @@ _ADDED = {
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a plain config that decides a run's trajectory; resuming compares it."""
+    """Return the part of a plain config that decides the results of a run. A resume compares it."""
     of_task = {f"task.{key}": value for key, value in added_options(config["task"].get("name")).items()}
     added = _ADDED | of_task
 
@@ -46,23 +43,23 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             if (key := group + name) not in _NOT_IDENTITY and added.get(key, _ABSENT) != value
         }
 
-    kept: dict[str, Any] = masked(part(config))  # a url signed anew names the same data
-    kept["data"]["max_bad_examples"] = 0  # an allowance: until it is used up it changes nothing
+    kept: dict[str, Any] = masked(part(config))  # a url with a new signature names the same data
+    kept["data"]["max_bad_examples"] = 0  # no effect until it is exceeded
     return kept
 
 
 def run_id(config: dict[str, Any]) -> str:
-    """Ten hex digits that name a run by its identity."""
+    """Return ten hex digits that name a run by its identity."""
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Why a config is not that of a recorded run, as lines; budgets may grow. Empty where it is."""
+    """Return one line per difference that prevents a resume. Budgets may grow."""
     return differences(identity(recorded), identity(now)) + smaller_budgets(recorded, now, COUNTED_BUDGETS)
 
 
 def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line per key whose value differs, nested keys dotted: ``echo.factor: 2 in the folder, 4 now``."""
+    """Return one line per key whose value differs, such as ``echo.factor: 2 in the folder, 4 now``."""
     old, new = dict(flat(recorded)), dict(flat(now))
     return [
         f"{key}: {_show(old.get(key, _ABSENT))} in the folder, {_show(new.get(key, _ABSENT))} now"
@@ -72,7 +69,7 @@ def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """One line per budget that is below the recorded one; null is no limit."""
+    """Return one line per budget that is below the recorded one."""
     pairs = [(key, recorded.get(key), now.get(key)) for key in keys]
     return [
         f"{key}: {_show(old)} in the folder, {_show(new)} now (a budget can only grow)"
@@ -82,7 +79,7 @@ def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequenc
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted keys and their values."""
+    """Return dotted keys and their values."""
     items: list[tuple[str, Any]] = []
     for key, value in tree.items():
         inner = isinstance(value, dict) and value

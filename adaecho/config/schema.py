@@ -1,6 +1,6 @@
-"""The typed config tree: the schema that ``conf/`` fills and every override is checked against.
+"""The typed config of a run. ``conf/`` fills it, and every override is checked against it.
 
-Types catch typos and wrong kinds at composition, ``validate`` what a type can't say.
+Hydra checks names and types. ``validate`` checks ranges, choices and combinations.
 """
 
 import functools
@@ -11,131 +11,166 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from adaecho.config import scale
-from adaecho.config.bounds import one_of, within
+from adaecho.config import size_defaults
 from adaecho.config.identity import run_id
-from adaecho.config.launched import launched_ranks
-from adaecho.config.optimization import (
-    COUNTS,
-    OPTIMIZERS,
-    SCHEDULES,
-    OptimizerConfig,
-    ScheduleConfig,
-    check_schedule,
-)
+from adaecho.config.launch_env import launched_ranks
 from adaecho.config.tasks import callback_path, check_options
+from adaecho.config.validation import one_of, within
 from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor
 from adaecho.errors import ConfigError
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
 DEVICES = ("auto", "cpu", "cuda")
+SCHEDULES = ("constant", "linear_decay", "cosine", "drops")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+COUNTS = ("steps", "fresh_examples")
 
 
 @dataclass
 class DataConfig:
-    """Where training examples come from and how they are split."""
+    """The training data and its split."""
 
-    path: str | None = None  # folder, file, hub id or url; null where the task embeds its data
-    # Held out of the training files, by a permutation seeded with split_seed; null where the data has a
-    # validation split of its own.
+    path: str | None = None  # folder, file, hub id or url; null: the task has its own data
+    # size of the validation split that is taken from the training files; null: the data has its own split
     validation_examples: int | None = None
-    split_seed: int = 0  # of that permutation
-    order: str = "permutation"  # permutation | shards | stored; what is only iterated has an order of its own
-    num_workers: int = 0  # that read, decode and augment, as EchoLoader's; 0: in the training thread
-    processes: bool = False  # in any case: for Python that holds the interpreter's lock
-    prefetch: int | None = None  # batches read ahead of the echo stage; null: two for each worker
-    allow_changed: bool = False  # continue a run although the files of its data have changed since
-    max_bad_examples: int = 0  # undecodable examples to skip (and list) before the run stops
+    split_seed: int = 0  # seed of the split
+    order: str = "permutation"  # permutation | shards | stored; iterable data keeps its own order
+    num_workers: int = 0  # workers that read, decode and augment; 0: the training thread does
+    processes: bool = False  # use worker processes even for code that declares thread_safe
+    prefetch: int | None = None  # batches read ahead of the echo stage; null: two per worker
+    allow_changed: bool = False  # resume although the data files have changed
+    max_bad_examples: int = 0  # undecodable examples to skip and list before the run fails
 
 
 @dataclass
 class EchoConfig:
-    """Which part of the pipeline is repeated, and how often (paper, section 2)."""
+    """Which items are repeated, and how often (paper, section 2)."""
 
     variant: str = MISSING  # none | batch | example_before_augmentation | example_after_augmentation
-    factor: Any = MISSING  # a number >= 1, or "auto": follow the measured R
-    shuffle_buffer: int = MISSING  # examples
-    batch_shuffle_buffer: int = 0  # batches, after batch echoing (paper, Fig. 7a)
-    max_factor: float = 16.0  # bound of factor=auto
-    place: str = "auto"  # auto | decoded | encoded: what the buffer holds; same batches
-    split: bool = False  # echo before augmentation, but for its first part, of tasks that name two
+    factor: Any = MISSING  # a number >= 1, or "auto" to follow the measured R
+    shuffle_buffer: int = MISSING  # size in examples
+    batch_shuffle_buffer: int = 0  # size in batches, after batch echoing (paper, Fig. 7a)
+    max_factor: float = 16.0  # upper bound of factor=auto
+    place: str = "auto"  # auto | decoded | encoded; does not change the batches
+    split: bool = False  # echo between the two parts of the augmentation, if the task names two
 
 
 @dataclass
 class AdaScaleConfig:
-    """AdaScale around the optimizer; see ``adaecho.AdaScale`` for the arguments.
+    """AdaScale around the optimizer. ``adaecho.AdaScale`` documents the arguments.
 
-    A step's batch is dealt to ``num_gradients_to_accumulate`` micro-batches, each the base batch that the
-    learning rate and its schedule are meant for (unless ``scale`` says otherwise).
+    A batch is split into ``num_gradients_to_accumulate`` micro-batches. Learning rate and schedule are those
+    of one micro-batch, unless ``scale`` is given.
     """
 
-    enabled: bool = MISSING  # adascale=on, measure or off
-    rule: str = "gain"  # lr times the gain; sqrt_gain: times its root (Adam); measure: only read the gain
-    num_gradients_to_accumulate: int = 1  # micro-batches of a step
-    scale: float | None = None  # base batches that a step averages; null: one for each micro-batch
-    smoothing: float | None = None  # theta of the averages, in [0, 1); null: over 1000 base batches
-    debias_ewma: bool = True  # false: the averages of the paper's appendix B.3
+    enabled: bool = MISSING  # set by adascale=on, measure or off
+    rule: str = "gain"  # gain: lr * gain | sqrt_gain: lr * sqrt(gain), for Adam | measure: lr
+    num_gradients_to_accumulate: int = 1  # micro-batches per step
+    scale: float | None = None  # base batches per step; null: one per micro-batch
+    smoothing: float | None = None  # theta of the averages, in [0, 1); null: 1000 base batches
+    debias_ewma: bool = True  # false: averages as in the paper's appendix B.3
     total_steps: float | None = None  # stop when the scale-invariant steps reach it (Algorithm 2)
 
 
 @dataclass
-class TargetConfig:
-    """What ends a run: the first evaluation that meets it, or so many in a row; a null value never stops."""
+class OptimizerConfig:
+    """SGD with Nesterov or heavy-ball momentum, as in the paper, or Adam or AdamW."""
 
-    metric: str = MISSING  # one that the task reports
-    value: float | None = None  # the first evaluation that meets it ends the run; null never stops
-    in_a_row: int = 1  # evaluations that must meet it one after the other; the cost is read off at the last
-    # What guessing would give. A run whose best evaluation is no better once it has read chance_share of
-    # max_fresh_examples has diverged, in every arm alike; null: only its loss can tell (max_loss).
+    learning_rate: float = MISSING  # before schedule and AdaScale gain
+    momentum: float = MISSING  # sgd only
+    nesterov: bool = MISSING  # sgd only; false: heavy-ball momentum
+    weight_decay: float = 0.0  # decoupled with adamw, otherwise added to the gradient
+    name: str = "sgd"  # sgd | adam | adamw
+    beta1: float = 0.9  # adam and adamw only
+    beta2: float = 0.999  # adam and adamw only
+    epsilon: float = 1e-8  # adam and adamw only
+    decay_norms_and_biases: bool = True  # false: no decay of parameters with fewer than two dimensions
+    clip_norm: float | None = None  # maximum norm of the gradient; null: no clipping
+    fused: bool = False  # torch's fused kernel
+    zero_redundancy: bool = False  # shard the optimizer state over ranks (ZeRO stage 1)
+    # decay of an exponential moving average of the weights, which is then evaluated and saved; null: off
+    ema_decay: float | None = None
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning-rate schedule. Durations are given in steps or in epochs."""
+
+    shape: str = "constant"  # constant | linear_decay | cosine | drops
+    decay_steps: int | None = None  # duration of linear_decay and cosine; constant afterwards
+    decay_factor: float = 100.0  # final learning rate is learning_rate / decay_factor
+    warmup_steps: int = 0  # linear warmup, multiplied with the shape
+    decay_epochs: float | None = None  # instead of decay_steps
+    warmup_epochs: float | None = None  # instead of warmup_steps
+    # drops: divide the learning rate by drop_factor at this step, and once more after drop_gap_steps
+    first_drop_steps: int | None = None
+    first_drop_epochs: float | None = None  # instead of first_drop_steps
+    drop_gap_steps: int | None = None  # null: only one drop
+    drop_gap_epochs: float | None = None  # instead of drop_gap_steps
+    drop_factor: float = 10.0  # divisor at each drop
+    # unit of the schedule: steps (optimizer steps) | fresh_examples (batch_size fresh examples are one step,
+    # so repeats do not advance the schedule); warmup always counts optimizer steps
+    counts: str = "steps"
+
+
+@dataclass
+class TargetConfig:
+    """The target that ends a run."""
+
+    metric: str = MISSING  # a metric of the task
+    value: float | None = None  # the first evaluation that meets it ends the run; null: never
+    in_a_row: int = 1  # consecutive evaluations that must meet it; the last one gives the cost
+    # metric of random guessing: a run that is not better after chance_share of max_fresh_examples has
+    # diverged; null: only the loss decides (max_loss)
     chance: float | None = None
-    chance_share: float = 0.5  # of max_fresh_examples, above 0 and at most 1
+    chance_share: float = 0.5  # fraction of max_fresh_examples, in (0, 1]
 
 
 @dataclass
 class EvaluateConfig:
-    """Evaluations fall at multiples of this many fresh examples, the same for every arm."""
+    """Evaluations on the validation split."""
 
-    every_fresh_examples: int = MISSING  # between two evaluations, the same for every arm
-    batch_size: int = 1000  # of the validation split
-    max_examples: int | None = None  # of the validation split, imagenet's drawn, else the first; null: all
+    every_fresh_examples: int = MISSING  # evaluate at multiples of this, equally for all arms
+    batch_size: int = 1000  # batch size of an evaluation
+    max_examples: int | None = None  # use only so many validation examples; null: all
 
 
 @dataclass
 class TrackingConfig:
-    """The mirror of a run outside its folder; it can never stop or slow the run."""
+    """Mirror of the run folder in Weights & Biases. It cannot stop or slow the run."""
 
     kind: str = MISSING  # none | wandb
-    mode: str = "offline"  # of Weights & Biases: offline | online
-    project: str = "adaecho"  # of Weights & Biases
-    entity: str | None = None  # of Weights & Biases; null: your default
+    mode: str = "offline"  # offline | online
+    project: str = "adaecho"  # W&B project
+    entity: str | None = None  # W&B entity; null: your default
 
 
 @dataclass
 class SearchConfig:
-    """A quasi-random search per arm: axes and budgets live in the task's YAML, experiments name arms."""
+    """Quasi-random search of each arm. Tasks define axes and budgets, experiments define arms."""
 
-    trials: int = 1  # non-divergent trials per search; of 1, arms run at the task's own values
+    trials: int = 1  # non-divergent trials per search; 1: each arm runs at the values of the task
     repeats: int = 1  # independent searches per arm
-    seed: int = 0  # of the points and of the trials' own seeds
-    max_diverged: int | None = None  # diverged trials per search before it gives up; null: 2 * trials
+    seed: int = 0  # seeds the points and the trials
+    max_diverged: int | None = None  # diverged trials per search that are replaced; null: 2 * trials
     workers: int = 2  # local processes
-    # Stop a trial that has read more fresh examples than the best complete one of its search. It can
-    # change how many diverge or miss the target: not for an experiment that compares these.
+    # stop a trial that has read more fresh examples than the best finished one of its search; this changes
+    # how many trials diverge or miss the target
     prune: bool = False
-    # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1)); the
-    # task's are searched where trials > 1
+    # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1)); used if
+    # trials > 1
     axes: dict[str, str] = field(default_factory=dict)
-    # name of the arm: its overrides, e.g. batch_e2: [echo=batch, echo.factor=2]
+    # name: overrides, e.g. batch_e2: [echo=batch, echo.factor=2]
     arms: dict[str, list[str]] = field(default_factory=dict)
-    # name of an arm: name of the one it is compared with, where that is not plain (see records/outcome.py)
+    # name of an arm: name of its baseline; default: the arm without echoing of the same batch size and buffer
     baselines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Config:
-    """One run."""
+    """Config of one run."""
 
-    task: Any = field(default_factory=lambda: {"name": MISSING})  # a TaskConfig once it has been checked
+    task: Any = field(default_factory=lambda: {"name": MISSING})  # a TaskConfig after from_plain()
     data: DataConfig = field(default_factory=DataConfig)
     echo: EchoConfig = field(default_factory=EchoConfig)
     adascale: AdaScaleConfig = field(default_factory=AdaScaleConfig)
@@ -145,22 +180,24 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    # modules that are told of each evaluation and of the end, e.g. [my_callbacks]; docs/your-own.md
+    # modules called at each evaluation and at the end, e.g. [my_callbacks]; see docs/your-own.md
     callbacks: list[str] = field(default_factory=list)
-    seed: int = 0  # of weights, order, echo and augmentation
-    batch_size: int = MISSING  # examples of a step
-    max_steps: int | None = None  # SGD updates; null: no limit
-    max_fresh_examples: int | None = None  # examples read; null: no limit
-    max_train_time_s: float | None = None  # without evaluation and checkpoints; null: no limit
-    max_loss: float = 1000.0  # a training loss beyond this, or not finite, ends the run as diverged
-    checkpoint_every_s: float = 60.0  # seconds of work that a kill can cost
+    seed: int = 0  # seeds weights, order, echo and augmentation
+    batch_size: int = MISSING  # examples per step
+    max_steps: int | None = None  # limit of optimizer steps; null: none
+    max_fresh_examples: int | None = None  # limit of examples read; null: none
+    max_train_time_s: float | None = (
+        None  # limit of training time, without evaluation and checkpoints; null: none
+    )
+    max_loss: float = 1000.0  # a larger or non-finite training loss ends the run as diverged
+    checkpoint_every_s: float = 60.0  # seconds between checkpoints
     device: str = "auto"  # auto | cpu | cuda
-    precision: str = "auto"  # bfloat16 autocast where the processor has it in hardware
+    precision: str = "auto"  # auto | float32 | bfloat16; auto: bfloat16 autocast if the hardware has it
     channels_last: bool = False  # memory format of the model
     compile: str = "off"  # off | default | reduce-overhead (CUDA graphs): torch.compile of the model
-    rank_timeout_s: float = 600.0  # how long the ranks of a run wait for one another before it fails
-    threads: int = 1  # of torch on CPU; results repeat bit for bit at equal threads
-    fresh: bool = False  # start anew and keep the old folder beside the new one
+    rank_timeout_s: float = 600.0  # ranks that wait longer for each other fail
+    threads: int = 1  # CPU threads of torch; equal numbers give identical results
+    fresh: bool = False  # start over; the old folder is kept under another name
 
 
 _CHOICES = {
@@ -198,26 +235,26 @@ _RANGES = {
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
-    """A composed config as plain dicts, lists and numbers, without Hydra's own node.
+    """Return a composed config as plain dicts, lists and numbers, without Hydra's node.
 
     Raises:
-        ConfigError: a key was added (``+key=``) that the schema doesn't have, and nothing would read.
+        ConfigError: a key was added (``+key=``) that the schema does not have.
     """
     if isinstance(config, Config):
         return asdict(config)
     added = sorted(str(key) for key in config if key not in Config.__dataclass_fields__ and key != "hydra")
     if added:
-        raise ConfigError(f"{', '.join(added)}: there is no such key; `--cfg job` prints those there are")
+        raise ConfigError(f"{', '.join(added)}: unknown key; `--cfg job` prints all keys")
     node = OmegaConf.masked_copy(config, [*Config.__dataclass_fields__])
     plain: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     return dict(plain)
 
 
 def from_plain(plain: dict[str, Any]) -> Config:
-    """A validated ``Config`` from plain values: what was composed, or a run folder's ``config.yaml``.
+    """Return a validated ``Config`` from a composed config or from the ``config.yaml`` of a run.
 
     Raises:
-        ConfigError: a key is unknown, of the wrong type, or its value can't be.
+        ConfigError: a key is unknown, or its value has the wrong type or is out of range.
     """
     without_task: Any = {**plain, "task": {"name": ""}}
     try:
@@ -232,46 +269,46 @@ def from_plain(plain: dict[str, Any]) -> Config:
     return config  # type: ignore[no-any-return]
 
 
-@functools.cache  # building the node takes longer than filling it, and a sweep's worker fills one per trial
+@functools.cache  # building the node takes longer than filling it
 def _schema() -> DictConfig:
     node: DictConfig = OmegaConf.structured(Config)
     return node
 
 
 def register() -> None:
-    """Make the schema and the resolvers of ``conf/config.yaml`` known to Hydra."""
+    """Register the schema and the resolvers of ``conf/config.yaml`` with Hydra."""
     ConfigStore.instance().store(name="schema", node=Config)
     resolvers: dict[str, Callable[..., Any]] = {
         "adaecho.run_id": lambda *, _root_: run_id(to_plain(_root_)),
         "adaecho.name_or": lambda name, other: name or other,
-        "adaecho.scaled": scale.scaled,
+        "adaecho.scaled": size_defaults.scaled,
     }
     for name, resolver in resolvers.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
 def value_at(tree: Any, key: str) -> Any:
-    """What stands at a dotted key of a config or of plain dicts.
+    """Return the value at a dotted key of a config or of plain dicts.
 
     Raises:
-        ConfigError: there is no such key.
+        ConfigError: the key is unknown.
     """
     for name in key.split("."):
         fields = tree if isinstance(tree, dict) else getattr(tree, "__dataclass_fields__", ())
         if name not in fields:
-            raise ConfigError(f"{key}: there is no such key")
+            raise ConfigError(f"{key}: unknown key")
         tree = tree[name] if isinstance(tree, dict) else getattr(tree, name)
     return tree
 
 
 def validate(config: Config) -> None:
-    """Check what types can't say.
+    """Check ranges, choices and combinations.
 
     Raises:
-        ConfigError: naming key, value, reason and remedy.
+        ConfigError: names the key, its value, the reason and the remedy.
     """
-    if config.data.path == "":  # of a shell's variable that is not set
-        raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for embedded data")
+    if config.data.path == "":  # an unset shell variable
+        raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for built-in data")
     for key, allowed in _CHOICES.items():
         one_of(key, value_at(config, key), allowed)
     for interval, keys in _RANGES.items():
@@ -285,23 +322,36 @@ def validate(config: Config) -> None:
     except ValueError as error:
         raise ConfigError(f"echo.{error}") from None
     if config.echo.split and config.echo.variant != "example_before_augmentation":
-        raise ConfigError("echo.split=true: needs echo=example_before_augmentation; choose it, or drop it")
-    optimizer = config.optimizer
-    if optimizer.name == "sgd" and optimizer.nesterov and optimizer.momentum == 0:
-        raise ConfigError("optimizer.nesterov=true: needs optimizer.momentum > 0")
+        raise ConfigError("echo.split=true: needs echo=example_before_augmentation")
     check_schedule(config.schedule)
     if config.target.metric == "accuracy" and (config.target.value or 0.0) > 1:
         raise ConfigError(
             f"target.value={config.target.value:g}: accuracy is a fraction; 97 % is target.value=0.97"
         )
     if config.target.chance is not None and config.max_fresh_examples is None:
-        raise ConfigError("target.chance: is judged after a share of max_fresh_examples, which is null")
+        raise ConfigError("target.chance: needs max_fresh_examples, which is null")
     if config.adascale.enabled:
         _validate_adascale(config)
 
 
+def check_schedule(schedule: ScheduleConfig) -> None:
+    """Check that each duration is given at most once, and that the shape has the one it needs."""
+    for name in ("decay", "warmup", "first_drop", "drop_gap"):
+        steps, epochs = getattr(schedule, f"{name}_steps"), getattr(schedule, f"{name}_epochs")
+        if steps and epochs is not None:
+            raise ConfigError(
+                f"schedule.{name}_steps={steps} and schedule.{name}_epochs={epochs}: give one of the two"
+            )
+        needed = {"linear_decay": "decay", "cosine": "decay", "drops": "first_drop"}.get(schedule.shape)
+        if name == needed and not (steps or epochs):
+            raise ConfigError(
+                f"schedule.{name}_steps={steps}: schedule.shape={schedule.shape} needs a positive number of "
+                f"steps, or schedule.{name}_epochs"
+            )
+
+
 def _validate_adascale(config: Config) -> None:
-    """What would make the gain, or the rate scaled by it, wrong."""
+    """Refuse settings that make the gain, or the learning rate scaled by it, wrong."""
     adascale, name = config.adascale, config.optimizer.name
     count = adascale.num_gradients_to_accumulate
     if config.batch_size % count:
@@ -309,24 +359,17 @@ def _validate_adascale(config: Config) -> None:
             f"batch_size={config.batch_size}: must be a multiple of "
             f"adascale.num_gradients_to_accumulate={count}"
         )
-    instead = "choose adascale=measure, which only reads the gain, or adascale=off"
-    if adascale.rule == "measure":
-        if adascale.total_steps is not None:
-            raise ConfigError("adascale.total_steps: nothing ends by it with adascale=measure; use max_steps")
-    elif (adascale.rule == "gain") != (name == "sgd"):
+    instead = "use adascale=measure, which only measures the gain, or adascale=off"
+    changes_rate = adascale.rule != "measure"
+    if changes_rate and (adascale.rule == "gain") != (name == "sgd"):
         fitting = "gain" if name == "sgd" else "sqrt_gain"
         raise ConfigError(
             f"optimizer.name={name}: needs adascale.rule={fitting}, not {adascale.rule}; or {instead}"
         )
-    elif config.optimizer.clip_norm is not None:
+    if changes_rate and config.schedule.counts != "steps":
         raise ConfigError(
-            f"optimizer.clip_norm={config.optimizer.clip_norm}: AdaScale would scale clipped steps by the "
-            f"gain of gradients that are not; {instead}"
-        )
-    elif config.schedule.counts != "steps":
-        raise ConfigError(
-            f"schedule.counts={config.schedule.counts}: AdaScale reads its schedule at the scale-invariant "
-            f"steps; choose schedule.counts=steps; or {instead}"
+            f"schedule.counts={config.schedule.counts}: AdaScale's schedule counts scale-invariant steps; "
+            f"use schedule.counts=steps, or {instead}"
         )
     if count == 1 and launched_ranks() == 1:
         raise ConfigError(

@@ -1,10 +1,9 @@
-"""Keys of ``hydra/launcher=slurm``. Hydra reads them for every app on the machine: nothing heavy here."""
+"""Keys of ``hydra/launcher=slurm``. Hydra imports this file for every app, so it imports little."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from adaecho.config.bounds import within
-from adaecho.errors import ConfigError
+from adaecho.config.validation import within
 
 _RANGES = {
     "[1, inf)": ("timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "trials_per_job",
@@ -16,36 +15,31 @@ _RANGES = {
 
 @dataclass
 class SlurmSettings:
-    """How to ask for jobs. The defaults are what any cluster takes: one CPU, no GPU or partition."""
+    """Settings of Slurm jobs. The defaults work on any cluster: one CPU, no GPU, no partition."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    timeout_min: int = 60  # of a job; a trial that is cut short goes on in the next
-    nodes: int = 1  # nodes x tasks_per_node ranks train each trial of a job together
+    timeout_min: int = 60  # time limit of a job; the next job continues a trial that was cut short
+    nodes: int = 1  # nodes * tasks_per_node ranks train each trial together
     tasks_per_node: int = 1
     cpus_per_task: int = 1
     mem_gb: float = 2.0  # per node
     gpus_per_node: int | None = None
-    trials_per_job: int = 1  # one job is submitted for so many: packs short trials
-    array_parallelism: int = 256  # jobs at most
-    max_num_timeout: int = 20  # how often a job may be requeued after its time was up
-    signal_delay_s: int = 120  # time to end a step and write a checkpoint before the limit
-    setup: list[str] = field(default_factory=list)  # shell lines before the job, e.g. module load
+    trials_per_job: int = 1  # trials per submitted job; raise it for short trials
+    array_parallelism: int = 256  # maximum number of jobs
+    max_num_timeout: int = 20  # how often a job is requeued after a time-out
+    signal_delay_s: int = 120  # seconds before the time limit to write a checkpoint
+    setup: list[str] = field(default_factory=list)  # shell lines to run before the job, e.g. module load
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # other sbatch options
-    wait: bool = True  # false submits and returns
+    wait: bool = True  # false: submit and return
 
     def __post_init__(self) -> None:
         for interval, keys in _RANGES.items():
             for key in keys:
                 within(f"hydra.launcher.{key}", getattr(self, key), interval)
-        if self.gpus_per_node and self.tasks_per_node > self.gpus_per_node:
-            raise ConfigError(
-                f"hydra.launcher.tasks_per_node={self.tasks_per_node}: each rank takes a GPU of its own, "
-                f"and gpus_per_node={self.gpus_per_node}; ask for as many of both"
-            )
 
     @property
     def ranks(self) -> int:
-        """How many tasks a job has, which train each of its trials together."""
+        """Number of tasks per job, which train each trial together."""
         return self.nodes * self.tasks_per_node

@@ -1,14 +1,14 @@
-"""Tasks and callbacks are found by name: ours, an installed entry point's, or the path of a module.
+"""Find tasks and callbacks by name: a built-in task, an entry point, or the path of a module.
 
-A task's module has a function ``build(config, options)`` and, where the task has options, a dataclass
-``Options`` that extends ``TaskConfig``: its fields are the keys ``task.*``.
+The module of a task has a function ``build(config, options)``. If the task has options, it also has a
+dataclass ``Options`` that extends ``TaskConfig``. The fields of ``Options`` are the keys ``task.*``.
 """
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.util import find_spec
-from inspect import get_annotations
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -17,18 +17,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.errors import ConfigError
 
-_MOST_HELD_OUT = 1_000
+_MAX_VALIDATION = 1_000
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much there is to train on.
+    """Size of the training data.
 
     Attributes:
-        examples: in the training files.
-        units: what ``data.validation_examples`` holds out of: the examples themselves, or documents of them.
-        has_validation: whether there is a validation split beside them.
-        name: of the examples.
+        examples: number of examples in the training files.
+        units: number of items that ``data.validation_examples`` counts: examples, or documents.
+        has_validation: whether the data has its own validation split.
+        name: noun for the examples in messages.
     """
 
     examples: int
@@ -38,12 +38,12 @@ class Size:
 
     @property
     def held_out(self) -> int | None:
-        """Units to hold out: a fifth, at most 1,000; None where there is a validation split."""
-        return None if self.has_validation else max(1, min(self.units // 5, _MOST_HELD_OUT))
+        """Units for the validation split: a fifth, at most 1,000; None if the data has its own split."""
+        return None if self.has_validation else max(1, min(self.units // 5, _MAX_VALIDATION))
 
     @property
     def training(self) -> int:
-        """Examples that are left, in proportion."""
+        """Examples that remain for training, in proportion."""
         return max(1, self.examples - self.examples * (self.held_out or 0) // self.units)
 
 
@@ -54,103 +54,91 @@ ENTRY_POINTS = "adaecho.tasks"
 class TaskConfig:
     """Base class for the options ``task.*`` of a task."""
 
-    name: str = MISSING  # of a module in adaecho/tasks/, an entry point of adaecho.tasks, or a module's path
+    name: str = MISSING  # a built-in task, an entry point of adaecho.tasks, or a module path
 
-    # Options that came after the task's first records. At their defaults, which mean what runs did before,
-    # they are no part of a run's identity: so folders keep their names and searches their points.
+    # Options added after the first records of the task. At their defaults they are not part of a run's
+    # identity, so that run folders keep their names and searches their points.
     added: ClassVar[tuple[str, ...]] = ()
-    module: ClassVar[str] = ""  # of adaecho/tasks/, where it isn't called as the task is
+    module: ClassVar[str] = ""  # in adaecho/tasks/, if its name differs from the task's
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """How much data lies in ``data.path``, for ``scale=``; what a look shows to be wrong is an error.
+        """Return the size of the data, for ``scale=``.
 
         Args:
-            path: what ``data.path`` names.
+            path: ``data.path``.
             plain: the keys ``task.*``, not checked yet.
-            max_bad_examples: as ``data.max_bad_examples``.
+            max_bad_examples: ``data.max_bad_examples``.
 
         Raises:
-            ConfigError: the task's data has no such measure.
-            DataError: there is no such data, or no run could be trained on it.
+            ConfigError: the task does not support ``scale=``.
+            DataError: the data is missing or cannot be used for training.
         """
         raise ConfigError(
-            f"scale: is of tasks imagenet, coco and small_text, not of {plain['name']}; drop scale="
+            f"scale: task {plain['name']} does not support it (only imagenet, coco and small_text do)"
         )
 
 
 def find_task(name: str) -> ModuleType:
-    """The module of a task.
+    """Return the module of a task.
 
     Args:
-        name: of a module in ``adaecho/tasks/``, of an entry point in the group ``adaecho.tasks``, or the
-            dotted path of a module that Python can import.
+        name: a built-in task, an entry point in the group ``adaecho.tasks``, or the dotted path of a module.
 
     Raises:
-        ConfigError: there is none, or it has no ``build``.
+        ConfigError: no such module exists, or it has no function ``build``.
     """
     if name in our_options():
         return importlib.import_module(f"{ENTRY_POINTS}.{our_options()[name].module or name}")
-    path = module_path(name, ENTRY_POINTS)
-    if path is None:
-        raise ConfigError(
-            f"task.name={name}: is none of {', '.join(task_names())}, no entry point of the group "
-            f"{ENTRY_POINTS}, and no module that can be imported from here"
-        )
+    path = module_path(name, ENTRY_POINTS, f"task.name={name}: expected one of {', '.join(our_options())}")
     module = importlib.import_module(path)
     if not callable(getattr(module, "build", None)):
         raise ConfigError(f"task.name={name}: {module.__file__} has no function build(config, options)")
     return module
 
 
-def task_names() -> list[str]:
-    """The tasks of this package, and those of entry points."""
-    return sorted({*our_options(), *metadata.entry_points(group=ENTRY_POINTS).names})
-
-
 def options_class(name: str) -> type[TaskConfig]:
-    """The dataclass of a task's options; those of this package's tasks without importing torch.
+    """Return the dataclass of a task's options. Built-in tasks are not imported, since they import torch.
 
     Raises:
-        ConfigError: there is no such task (see ``find_task``), or its options don't extend ``TaskConfig``.
+        ConfigError: no such task exists (see ``find_task``), or its options do not extend ``TaskConfig``.
     """
     if name in our_options():
         return our_options()[name]
     options = getattr(find_task(name), "Options", TaskConfig)
     if not (isinstance(options, type) and issubclass(options, TaskConfig)):
         raise ConfigError(f"task.name={name}: its Options must extend adaecho.config.tasks.TaskConfig")
-    if get_annotations(options) and "__dataclass_fields__" not in vars(options):
-        raise ConfigError(f"task.name={name}: its Options are no dataclass; write @dataclass above them")
     return options
 
 
 def added_options(name: str) -> dict[str, Any]:
-    """The options that came after a task's first records, with their defaults; see ``TaskConfig``."""
+    """Return the options in ``TaskConfig.added`` of a task, with their defaults."""
     options = our_options().get(name, TaskConfig)
     return {field.name: field.default for field in fields(options) if field.name in options.added}
 
 
 def our_options() -> dict[str, type[TaskConfig]]:
-    """The options of this package's tasks, by name; no torch is imported."""
+    """Return the options of the built-in tasks by name, without importing torch."""
     options: dict[str, type[TaskConfig]] = importlib.import_module(f"{ENTRY_POINTS}.options").OPTIONS
     return options
 
 
 def check_options(plain: dict[str, Any]) -> TaskConfig:
-    """A task's options from plain values, each of its own type.
+    """Return a task's typed options from plain values.
 
     Raises:
-        ConfigError: no such task, an option that it doesn't have, of another type or out of range.
+        ConfigError: the task or an option is unknown, or a value has the wrong type or is out of range.
     """
     name = plain.get("name") if isinstance(plain, dict) else None
     if not isinstance(name, str) or name == "???":
-        raise ConfigError("task.name: is missing; choose a workload with task=")
+        raise ConfigError("task.name: missing; give one, for example task=digits")
     options = options_class(name)
     known = [field.name for field in fields(options) if field.name != "name"]
     for key in plain:
         if key not in ("name", *known):
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ConfigError(f"task.{key}: task {name} has no such option; {has}")
+            raise ConfigError(
+                f"task.{key}: unknown option of task {name}; it has: {', '.join(known) or 'none'}"
+            )
     try:
         checked = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), plain))
     except OmegaConfBaseException as error:
@@ -160,33 +148,25 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
     return checked
 
 
-# A callback's module has a function ``build(config, folder)``; see ``adaecho.training.callbacks``.
-_CALLBACKS = "adaecho.callbacks"  # the group of entry points
+def module_path(name: str, group: str, expected: str) -> str:
+    """Return the dotted path of the module that is named by an entry point or by its own path.
 
+    Args:
+        name: an entry point in ``group``, or the dotted path of a module, which is not imported.
+        group: a group of entry points.
+        expected: the start of the message if there is none.
 
-def module_path(name: str, group: str) -> str | None:
-    """The dotted path of the module that a name means: an entry point's, or its own; None for none."""
+    Raises:
+        ConfigError: no such module exists.
+    """
     for point in metadata.entry_points(group=group, name=name):
         return point.value
-    try:
-        return name if find_spec(name) is not None else None
-    except (ImportError, ValueError):  # a parent that is absent or no package; an empty name
-        return None
+    with suppress(ImportError, ValueError):  # the parent is missing or not a package, or the name is empty
+        if find_spec(name) is not None:
+            return name
+    raise ConfigError(f"{expected}, an entry point of the group {group}, or an importable module")
 
 
 def callback_path(name: str) -> str:
-    """The dotted path of a callback's module, which is not imported.
-
-    Args:
-        name: of an entry point in the group ``adaecho.callbacks``, or the module's own path.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = module_path(name, _CALLBACKS)
-    if path is None:
-        raise ConfigError(
-            f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}, and no module that can be "
-            "imported from here"
-        )
-    return path
+    """Return the dotted path of a callback's module (see ``module_path``)."""
+    return module_path(name, "adaecho.callbacks", f"callbacks=[{name}]: expected the name of a callback")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adaecho.config.bounds import check_depth
+from adaecho.config.validation import check_depth
 
 # Of each color over ImageNet's training images, in pixel values.
 IMAGENET_MEAN = (123.675, 116.28, 103.53)

@@ -1,4 +1,4 @@
-"""``python -m adaecho.search status|collect FOLDER``: a sweep's state or outcome, from its folders alone."""
+"""``python -m adaecho.search status|collect FOLDER``: show the state of a sweep, or write its outcome."""
 
 import argparse
 from pathlib import Path
@@ -12,10 +12,10 @@ from adaecho.search.state import SweepState
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Show where a sweep stands; ``collect`` also writes its outcome so far."""
+    """Show the state of a sweep. ``collect`` also writes its outcome so far."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search", description=__doc__)
     parser.add_argument("command", choices=("status", "collect"))
-    parser.add_argument("folder", type=Path, help="of the sweep, e.g. runs/quickstart/digits")
+    parser.add_argument("folder", type=Path, help="folder of the sweep, e.g. runs/quickstart/digits")
     typed = parser.parse_args(arguments)
     with told():
         state, console = SweepState(read_design(typed.folder), typed.folder), Console(markup=False)

@@ -1,4 +1,4 @@
-"""From what was typed to arms: comma lists and ``search.arms`` composed through Hydra, each with its axes.
+"""Build the arms of a sweep from comma lists and ``search.arms``, with the axes of each.
 
 An axis is a range of one config key in Hydra's sweep grammar::
 
@@ -29,12 +29,12 @@ from adaecho.errors import ConfigError
 from adaecho.search.design import Arm, Axis, stable_hash
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
-_LONGEST_NAME = 200
-# What all trials of an arm share, so that they can be compared: how long, on what, measured how.
+_MAX_NAME_LENGTH = 200
+# Keys that cannot be searched, since all trials of an arm must share them to be comparable.
 _NO_AXES = {
     *BUDGETS, "seed", "threads", "fresh", "search", "tracking", "target", "evaluate", "data", "echo.factor",
 }  # fmt: skip
-# What the arms of a task share, or their costs and how many diverged could not be compared.
+# Keys that all arms of a task must share to be comparable.
 _OF_ALL_ARMS = (
     "max_fresh_examples", "max_loss", "target.chance", "target.chance_share", "evaluate.every_fresh_examples",
     "evaluate.max_examples", "data.validation_examples", "data.split_seed",
@@ -42,13 +42,13 @@ _OF_ALL_ARMS = (
 
 
 @dataclass(frozen=True)
-class Typed:
-    """The task overrides of a sweep, sorted by what they are.
+class SweepOverrides:
+    """The task overrides of a sweep, sorted by kind.
 
     Attributes:
-        fixed: the same for all arms.
-        choices: one list of alternatives per comma list; arms are all combinations.
-        intervals: axes that were typed, by key.
+        fixed: overrides of all arms.
+        choices: the alternatives of each comma list. Arms are all combinations.
+        intervals: axes by key.
     """
 
     fixed: tuple[str, ...]
@@ -56,8 +56,8 @@ class Typed:
     intervals: dict[str, IntervalSweep]
 
 
-def parse_typed(arguments: Sequence[str], config_loader: ConfigLoader | None = None) -> Typed:
-    """Sort overrides into fixed ones, comma lists (also ``choice``, ``range``, ``glob``) and intervals."""
+def parse_overrides(arguments: Sequence[str], config_loader: ConfigLoader | None = None) -> SweepOverrides:
+    """Sort overrides into fixed values, comma lists (also ``choice``, ``range``, ``glob``) and intervals."""
     fixed, choices, intervals = [], [], {}
     for override in OverridesParser.create(config_loader).parse_overrides(list(arguments)):
         key = override.get_key_element()
@@ -67,35 +67,37 @@ def parse_typed(arguments: Sequence[str], config_loader: ConfigLoader | None = N
             intervals[key] = override.value()
         else:
             fixed.append(str(override.input_line))
-    return Typed(tuple(fixed), tuple(choices), intervals)  # type: ignore[arg-type]
+    return SweepOverrides(tuple(fixed), tuple(choices), intervals)  # type: ignore[arg-type]
 
 
 def composer(config_loader: ConfigLoader, master: DictConfig) -> Compose:
-    """A function from task overrides to the plain config that Hydra composes of them."""
+    """Return a function that composes task overrides into a plain config."""
 
     def compose(overrides: Sequence[str]) -> dict[str, Any]:
         try:
             return to_plain(config_loader.load_sweep_config(master, list(overrides)))
         except (HydraException, OmegaConfBaseException) as error:
             reason = str(error.__cause__ or error).partition("\nConfig search path")[0].strip()
-            raise ConfigError(f"doesn't compose: {reason}") from error
+            raise ConfigError(f"cannot be composed: {reason}") from error
 
     return compose
 
 
-def build_arms(typed: Typed, named: dict[str, list[str]], compose: Compose) -> tuple[list[Arm], list[str]]:
-    """Every arm of the sweep, each once; and what was left out, with the reason.
+def build_arms(
+    typed: SweepOverrides, named: dict[str, list[str]], compose: Compose
+) -> tuple[list[Arm], list[str]]:
+    """Return the distinct arms of a sweep, and messages on the combinations that were left out.
 
-    A combination of comma lists that can't be, e.g. ``echo=none echo.factor=2``, is left out where each of
-    its values is part of another one that can.
+    An invalid combination of comma lists, such as ``echo=none echo.factor=2``, is left out if each of its
+    values is part of a valid combination.
 
     Args:
-        typed: what was typed.
-        named: ``search.arms``: the overrides of each.
+        typed: the overrides.
+        named: ``search.arms``, the overrides of each arm.
         compose: see ``composer``.
 
     Raises:
-        ConfigError: an arm doesn't compose or isn't valid, or arms can't be compared; names them.
+        ConfigError: an arm is invalid, or arms are not comparable.
     """
     arms: dict[int, Arm] = {}
     possible: set[str] = set()
@@ -119,7 +121,7 @@ def build_arms(typed: Typed, named: dict[str, list[str]], compose: Compose) -> t
 
 
 def _build_arm(
-    name: str, typed: Typed, combination: Sequence[str], extra: Sequence[str], compose: Compose
+    name: str, typed: SweepOverrides, combination: Sequence[str], extra: Sequence[str], compose: Compose
 ) -> Arm:
     overrides = [*typed.fixed, *combination, *extra]
     of_arm = {key for override in (*combination, *extra) for key in _keys_set(override)}
@@ -129,15 +131,15 @@ def _build_arm(
         raise ConfigError(f"{min(both)}: set on the command line and by the arm; keep one of the two")
     if "seed" in chosen or any(key.startswith("search.") for key in of_arm):
         raise ConfigError(
-            "a sweep has one search, and seeds follow from search.seed, repeat and index: set search.* once "
-            "for all arms, and no seed; hydra/sweeper=basic runs plain configs over seeds"
+            "seed: a sweep derives the seeds from search.seed; set search.* once for all arms, or use "
+            "hydra/sweeper=basic for plain runs over seeds"
         )
     config = compose(overrides)
     variant, factor = config["echo"]["variant"], config["echo"]["factor"]
     if config["max_steps"] is not None and "max_steps" not in of_arm and factor != "auto":
         # An echoed arm may take e times the steps for the same fresh examples (paper, section 4).
         config = {**config, "max_steps": round(config["max_steps"] * factor)}
-    # Of one trial each arm runs at its task's own values: a single random point says nothing about an arm.
+    # With one trial per search, each arm runs at the values of its task instead of a random point.
     of_task = config["search"]["axes"] if config["search"]["trials"] > 1 else {}
     texts = {key: text for key, text in of_task.items() if key not in chosen} | typed.intervals
     options = options_class(config["task"]["name"])
@@ -145,10 +147,10 @@ def _build_arm(
     parts = [f"{_key(one).rpartition('.')[2]}-{one.partition('=')[2]}" for one in combination]
     parts = [name, *parts] if name else parts or [variant if variant == "none" else f"{variant}_e{factor}"]
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(parts)).strip("-.")
-    if not 0 < len(folder) <= _LONGEST_NAME:
-        raise ConfigError(f"{folder or name!r}: no name for a folder; name the arms in search.arms")
+    if not 0 < len(folder) <= _MAX_NAME_LENGTH:
+        raise ConfigError(f"{folder or name!r}: not a folder name; name the arms in search.arms")
     arm = Arm(folder, tuple(overrides), config, axes)
-    for u in (0.0, 1.0) if axes else (0.0,):  # a valid config at both ends, before anything runs
+    for u in (0.0, 1.0) if axes else (0.0,):  # check both ends of the axes before any trial runs
         from_plain(arm.at({axis.key: axis.value(u) for axis in axes}))
     return arm
 
@@ -156,31 +158,31 @@ def _build_arm(
 def _check_comparable(arms: Sequence[Arm]) -> None:
     name, number = Counter(arm.name for arm in arms).most_common(1)[0]
     if number > 1:
-        raise ConfigError(f"{name}: {number} arms would have this name; name them in search.arms")
+        raise ConfigError(f"{name}: {number} arms have this name; name them in search.arms")
     first: dict[tuple[str, str], Arm] = {}
     for arm, key in itertools.product(arms, _OF_ALL_ARMS):
         reference = first.setdefault((arm.config["task"]["name"], key), arm)
         mine, theirs = value_at(arm.config, key), value_at(reference.config, key)
         if mine != theirs:
             raise ConfigError(
-                f"{key}: {mine} in arm {arm.name}, {theirs} in arm {reference.name}; arms are compared at "
-                "equal budgets and measured alike: set it once, for all"
+                f"{key}: {mine} in arm {arm.name}, {theirs} in arm {reference.name}; all arms need the "
+                "same value; set it once for all"
             )
 
 
 def parse_axis(
     key: str, text: str | IntervalSweep, factor: Any = 1, options: type[TaskConfig] = TaskConfig
 ) -> Axis:
-    """The axis that an interval describes, for an arm with this echoing factor.
+    """Return the axis of an interval for an arm.
 
     Args:
         key: dotted config key that the axis varies.
-        text: Hydra's ``interval(low, high)`` with the tags log, reverse_log, times_factor; or it parsed.
-        factor: ``echo.factor`` of the arm; multiplies the bounds of a times_factor axis.
-        options: of the arm's task, whose fields are the keys ``task.*``.
+        text: ``interval(low, high)`` with the tags log, reverse_log, times_factor, as text or parsed.
+        factor: ``echo.factor`` of the arm, which multiplies the bounds of a times_factor axis.
+        options: options class of the arm's task, whose fields are the keys ``task.*``.
 
     Raises:
-        ConfigError: the key can't be searched, or the interval can't be; names both.
+        ConfigError: the key cannot be searched, or the interval is invalid.
     """
     where = f"search.axes: {key}: {text}"
     sweep: Any = text
@@ -188,16 +190,16 @@ def parse_axis(
         if isinstance(text, str):
             sweep = OverridesParser.create().parse_override(f"{key}={text}").value()
     except HydraException as error:
-        raise ConfigError(f"{where} can't be read: {error}") from error
+        raise ConfigError(f"{where}: invalid: {error}") from error
     if not isinstance(sweep, IntervalSweep):
-        raise ConfigError(f"{where} is not an interval; write e.g. tag(log, interval(0.01, 1))")
+        raise ConfigError(f"{where}: expected an interval, for example tag(log, interval(0.01, 1))")
     scales = sweep.tags - {"times_factor"}
     if not scales < {"log", "reverse_log"}:
-        raise ConfigError(f"{where}: the tags are times_factor, and one of log and reverse_log")
+        raise ConfigError(f"{where}: unknown tag; use times_factor, and log or reverse_log")
     low, high, scale = float(sweep.start or 0), float(sweep.end or 0), next(iter(scales), "linear")
     if "times_factor" in sweep.tags:
         if not isinstance(factor, int | float):
-            raise ConfigError(f"{where}: its bounds scale with echo.factor, which must be a number")
+            raise ConfigError(f"{where}: times_factor needs a number as echo.factor")
         low, high = low * factor, high * factor
     integer = _type_of(key, options) in (int, int | None)
     if integer and high - low < math.inf:
@@ -205,7 +207,7 @@ def parse_axis(
     fits = {"linear": True, "log": low > 0, "reverse_log": high < 1}[scale]
     if not (fits and -math.inf < low < high < math.inf):
         raise ConfigError(
-            f"{where}: needs finite bounds, the lower one first; above 0 for log, below 1 for reverse_log"
+            f"{where}: expected finite bounds low < high, with low > 0 for log and high < 1 for reverse_log"
         )
     return Axis(key, low, high, scale, integer)
 
@@ -213,20 +215,20 @@ def parse_axis(
 def _type_of(key: str, options: type[TaskConfig]) -> Any:
     if {key, key.partition(".")[0]} & _NO_AXES:
         raise ConfigError(
-            f"search.axes: {key}: is the same for all trials of an arm, or they could not be compared; make "
-            "arms of it (search.arms, or a comma list)"
+            f"search.axes: {key}: cannot be searched, since the trials of an arm must share it; make arms of "
+            "it (search.arms or a comma list)"
         )
     kind: Any = Config
     for name in key.split("."):
         fields = get_type_hints(kind) if is_dataclass(kind) else {}
         kind = options if kind is Config and name == "task" else fields.get(name)
     if kind not in (int, int | None, float, float | None, Any):
-        raise ConfigError(f"search.axes: {key}: is no number of the config, so it can't be searched")
+        raise ConfigError(f"search.axes: {key}: expected a key with a number")
     return kind
 
 
 def _keys_set(override: str) -> list[str]:
-    """The keys that an override gives a value, within ``schedule={decay_steps: 9}`` too."""
+    """Return the keys that an override sets, also those in ``schedule={decay_steps: 9}``."""
     if override.startswith("~"):
         return [_key(override)]
     value = OverridesParser.create().parse_override(override).value()

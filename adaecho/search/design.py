@@ -1,8 +1,8 @@
-"""The design of a sweep, and its record: which arms, and for each its points by index, before anything runs.
+"""The design of a sweep: its arms, and the points of each, before any trial runs.
 
-A point is a function of (search seed, content of the arm, repeat, index) alone: scrambled Sobol points, as
-scipy implements them, whose seed is a hash of the first three. Nothing depends on the order of arms or of
-events, so workers need no coordination and a sequence can be extended when a trial diverges.
+A point is a function of (search seed, content of the arm, repeat, index). It is a scrambled Sobol point of
+scipy, and the seed of the sequence is a hash of the first three. So workers need no coordination, and a
+search that has a diverged trial can take one more point.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from adaecho.config.identity import BUDGETS, differences, identity, smaller_budg
 from adaecho.errors import FolderError
 from adaecho.records.files import read_json, write_json
 
-# Where a trial runs, not what it computes: these leave an arm's points as they are.
+# Keys that do not change the points of an arm.
 _NOT_CONTENT = ("seed", "device", "precision", "channels_last", "threads")
-_SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # what all searches of a sweep share
+_SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # shared by all searches of a sweep
 _GROWING = ("trials", "repeats", "max_diverged")
-_MAX_LINES = 8  # of what differs
+_MAX_LINES = 8  # of differences in a message
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class Axis:
     Attributes:
         key: dotted config key.
         low, high: bounds.
-        scale: linear; log (log x uniform); reverse_log (log(1 - x) uniform: for momentum, whose distance
-            from 1 is what matters).
-        integer: values are rounded to whole numbers, because the key's type is int.
+        scale: linear, log (log x is uniform), or reverse_log (log(1 - x) is uniform, for momentum).
+        integer: values are rounded, because the type of the key is int.
     """
 
     key: str
@@ -42,7 +41,7 @@ class Axis:
     integer: bool = False
 
     def value(self, u: float) -> float | int:
-        """The value at position ``u`` of the axis, as a plain Python number."""
+        """Return the value at position ``u`` of the axis."""
         if self.scale == "log":
             value = self.low * (self.high / self.low) ** u
         elif self.scale == "reverse_log":
@@ -53,7 +52,7 @@ class Axis:
         return round(value) if self.integer else float(value)
 
     def position(self, value: float) -> float:
-        """The inverse of ``value``: where on the axis a value lies, 0 at low and 1 at high."""
+        """Return the position of a value on the axis, 0 at low and 1 at high: the inverse of ``value``."""
         low, middle, high = self.low, value, self.high
         if self.scale != "linear":
             shift = self.scale == "reverse_log"
@@ -61,18 +60,18 @@ class Axis:
         return (middle - low) / (high - low)
 
     def to_dict(self) -> dict[str, Any]:
-        """The axis as ``design.json`` holds it under its key."""
+        """Return the axis as in ``design.json``."""
         return {"low": self.low, "high": self.high, "scale": self.scale, "integer": self.integer}
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One configuration under comparison: a resolved config, and the axes along which it is tuned.
+    """One configuration under comparison, and the axes along which it is tuned.
 
     Attributes:
-        name: its folder below the sweep's.
-        overrides: what composed it, on top of the defaults.
-        config: the plain resolved config; the values at the axes' keys are replaced in each trial.
+        name: its folder in the folder of the sweep.
+        overrides: the overrides that it was composed of.
+        config: plain resolved config. Each trial replaces the values at the keys of the axes.
     """
 
     name: str
@@ -81,14 +80,14 @@ class Arm:
     axes: tuple[Axis, ...] = ()
 
     def at(self, point: dict[str, Any]) -> dict[str, Any]:
-        """The config with these values at dotted keys."""
+        """Return the config with these values at dotted keys."""
         config = self.config
         for key, value in point.items():
             config = with_value(config, key, value)
         return config
 
     def content(self) -> dict[str, Any]:
-        """What decides the arm's points: its identity without seed, axes' own values, and where it runs."""
+        """Return what decides the points: the identity without seed, device and searched values."""
         kept = {key: value for key, value in identity(self.config).items() if key not in _NOT_CONTENT}
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
         for axis in self.axes:
@@ -96,7 +95,7 @@ class Arm:
         return {"config": kept, "axes": {axis.key: axis.to_dict() for axis in self.axes}}
 
     def to_dict(self) -> dict[str, Any]:
-        """What the arm computes: two arms that agree in this are one."""
+        """Return what the arm computes. Arms with equal dicts are the same arm."""
         budgets = {key: self.config.get(key) for key in BUDGETS}
         axes = {axis.key: axis.to_dict() for axis in self.axes}
         return {"config": {**identity(self.config), **budgets}, "axes": axes}
@@ -104,7 +103,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class TrialId:
-    """Names a trial; also its folder, ``<arm>/<repeat>/<index>``."""
+    """Name of a trial and its folder, ``<arm>/<repeat>/<index>``."""
 
     arm: str
     repeat: int
@@ -116,15 +115,15 @@ class TrialId:
 
 @dataclass(frozen=True)
 class Design:
-    """All searches of a sweep: every arm, ``repeats`` times, ``trials`` non-divergent points each.
+    """All searches of a sweep: ``repeats`` per arm, with ``trials`` non-divergent trials each.
 
     Attributes:
-        seed: of the whole study (search.seed).
-        trials: non-divergent trials of each search.
-        repeats: independent searches of each arm.
-        max_diverged: how many diverged trials of a search are replaced by further points.
-        prune: whether a trial ends that can't be its search's best any more.
-        experiment: its name, if it has one.
+        seed: ``search.seed``.
+        trials: non-divergent trials per search.
+        repeats: independent searches per arm.
+        max_diverged: diverged trials per search that are replaced by further points.
+        prune: whether to stop trials that cannot become the best of their search.
+        experiment: name of the experiment, or "".
     """
 
     arms: tuple[Arm, ...]
@@ -137,7 +136,7 @@ class Design:
     _cache: dict[tuple[str, int], list[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def points(self, arm: Arm, repeat: int, count: int) -> list[list[float | int]]:
-        """At least ``count`` points of a search, each with a value for each axis."""
+        """Return at least ``count`` points of a search, each with one value per axis."""
         found = self._cache.get((arm.name, repeat), [])
         if len(found) < count and arm.axes:
             seed = stable_hash(self.seed, arm.content(), repeat)
@@ -147,12 +146,12 @@ class Design:
         return found
 
     def point(self, arm: Arm, repeat: int, index: int) -> dict[str, float | int]:
-        """The hyper-parameters of a trial: config key to value."""
+        """Return the hyper-parameters of a trial by config key."""
         values = self.points(arm, repeat, index + 1)[index] if arm.axes else []
         return {axis.key: value for axis, value in zip(arm.axes, values, strict=True)}
 
     def trial(self, trial: TrialId) -> tuple[dict[str, Any], list[str]]:
-        """The plain config of a trial, and the overrides that compose it by hand: arm, point and seed."""
+        """Return the plain config of a trial, and the overrides that compose it: arm, point and seed."""
         arm = next(arm for arm in self.arms if arm.name == trial.arm)
         point = self.point(arm, trial.repeat, trial.index)
         seed = trial_seed(self.seed, trial.repeat, trial.index)
@@ -160,7 +159,7 @@ class Design:
         return {**arm.at(point), "seed": seed, "fresh": False}, [*arm.overrides, *values]
 
     def to_dict(self) -> dict[str, Any]:
-        """The record ``design.json``: all that a worker needs, the points included."""
+        """Return the content of ``design.json``, including the points."""
 
         def record(arm: Arm) -> dict[str, Any]:
             repeats = range(self.repeats if arm.axes else 0)
@@ -173,7 +172,7 @@ class Design:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Design":
-        """The design of a ``design.json``."""
+        """Return the design in a ``design.json``."""
         arms: list[Arm] = []
         points: dict[tuple[str, int], list[Any]] = {}
         for name, arm in plain["arms"].items():
@@ -183,7 +182,7 @@ class Design:
         return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
     def differences(self, recorded: "Design") -> list[str]:
-        """What differs from a recorded design and may not, as lines; a design may grow."""
+        """Return one line per difference from a recorded design. A design may grow."""
         old, new = ({name: getattr(one, name) for name in _SEARCH} for one in (recorded, self))
         lines = smaller_budgets(old, new, _GROWING)
         old, new = (
@@ -198,11 +197,11 @@ class Design:
 
 
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
-    """At least ``count`` points in [0, 1)^dimensions of the scrambled Sobol sequence of this seed.
+    """Return at least ``count`` points in [0, 1)^dimensions of a scrambled Sobol sequence.
 
-    A whole power of two, because that is how the sequence is balanced; a prefix of it is the same sequence.
+    The number is a power of two, which balances the sequence. A longer sequence has the same beginning.
     """
-    from scipy.stats import qmc  # takes a second or two: only the command that makes the design needs it
+    from scipy.stats import qmc  # slow to import, and only the command that makes the design needs it
 
     engine = qmc.Sobol(dimensions, scramble=True, rng=seed)
     rows: list[list[float]] = engine.random_base2(max(count - 1, 0).bit_length()).tolist()
@@ -210,18 +209,18 @@ def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
 
 
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:
-    """The seed of a trial, in [0, 2^31): the same for all arms, so that they are compared pairwise."""
+    """Return the seed of a trial, in [0, 2^31). All arms share it, so that they can be compared in pairs."""
     return stable_hash(search_seed, repeat, index) % 2**31
 
 
 def stable_hash(*parts: Any) -> int:
-    """A 64-bit hash of plain values that is the same in every process."""
+    """Return a 64-bit hash of plain values that is the same in every process."""
     digest = hashlib.sha256(json.dumps(_canonical(parts), sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def _canonical(value: Any) -> Any:
-    """Equal values in one spelling: echo.factor=2 and echo.factor=2.0 are one arm."""
+    """Write equal numbers equally: echo.factor=2 and echo.factor=2.0 are one arm."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -230,35 +229,37 @@ def _canonical(value: Any) -> Any:
 
 
 def with_value(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of a plain config with one dotted key replaced; untouched parts are shared."""
+    """Return a copy of a plain config with the value at a dotted key replaced."""
     name, _, rest = key.partition(".")
     return {**config, name: with_value(config[name], rest, value) if rest else value}
 
 
 def read_design(folder: Path) -> Design:
-    """The design that a sweep's folder records.
+    """Return the design in the folder of a sweep.
 
     Raises:
-        FolderError: no sweep was begun there.
+        FolderError: the folder has no ``design.json``.
     """
     path = folder / "design.json"
     if not path.exists():
-        raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
+        raise FolderError(
+            f"{folder}: not the folder of a sweep (no design.json); give the folder that -m printed"
+        )
     return Design.from_dict(read_json(path))
 
 
 def record_design(design: Design, folder: Path) -> None:
-    """Write ``design.json``: from now on workers find trials to run.
+    """Write ``design.json``, from which workers take their trials.
 
     Raises:
-        FolderError: the folder holds another design (with a diff); more trials or repeats may be added.
+        FolderError: the folder contains a different design. More trials or repeats may be added.
     """
     path = folder / "design.json"
     lines = design.differences(read_design(folder)) if path.exists() else []
     if lines:
         shown = "\n  ".join(lines[:_MAX_LINES] + ["..."] * (len(lines) > _MAX_LINES))
         raise FolderError(
-            f"{folder}: holds another design:\n  {shown}\nRun that design again, choose another "
-            "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
+            f"{folder}: contains a different design:\n  {shown}\nRun that design, choose another "
+            "hydra.sweep.dir=, or start over with fresh=true, which keeps the old folder"
         )
     write_json(path, design.to_dict())

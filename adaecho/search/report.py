@@ -1,6 +1,6 @@
-"""What a sweep tells: a line for each trial that ends, tables, files of the outcome, Optuna's studies.
+"""Output of a sweep: a line per ended trial, the table of arms, the outcome files and the Optuna studies.
 
-All of it is read from the run folders, so it does not matter where the trials run.
+Everything is read from the run folders.
 """
 
 import json
@@ -14,25 +14,24 @@ from typing import Any
 from rich.console import Console
 
 from adaecho.config.identity import BUDGETS
-from adaecho.errors import how_to_install, warn
+from adaecho.errors import UserError, how_to_install, warn
 from adaecho.records.collect import best_curves, trial_row
 from adaecho.records.files import write_json, write_text
 from adaecho.records.outcome import COSTS, EDGE, Row, best_value, num_best, without_target
 from adaecho.records.status import ENDED, FINISHED, Status
-from adaecho.records.table import as_clock, end_of_sweep, summarize, validation_images
+from adaecho.records.table import as_clock, end_of_sweep, summarize
 from adaecho.records.terminal import terminal_table
 from adaecho.search.design import Design, TrialId
 from adaecho.search.state import SweepState
 
 JOURNAL = "optuna.journal"
 _LOOK_EVERY_S = 0.5
-_FEW_IMAGES = 1000  # from which on one is less than a tenth of a point
 _DIGITS = 4  # of a position on an axis
-_FIGURE = "fig3"  # what the names of a sweep's figures begin with
+_FIGURE = "fig3"  # prefix of the figures of a sweep
 
 
 class Progress:
-    """Follows a sweep: a call takes over what the folders say, and tells what has ended since."""
+    """Progress of a sweep. A call reads the run folders and prints a line per trial that has ended."""
 
     def __init__(self, state: SweepState, console: Console) -> None:
         self._state, self._console = state, console
@@ -41,7 +40,7 @@ class Progress:
         self._next_look = 0.0
 
     def __call__(self, *, at_once: bool = False) -> int:
-        """How many trials have ended; the folders are read about twice a second at most, or ``at_once``."""
+        """Return the number of ended trials. Read the folders at most twice a second, or ``at_once``."""
         begin = time.monotonic()
         if begin < self._next_look and not at_once:
             return len(self._ended)
@@ -55,9 +54,9 @@ class Progress:
                 seconds = summary.get("train_time_s", 0) + summary.get("eval_time_s", 0)
                 self._durations_s.append(seconds)
                 done = sum(one in FINISHED for one in self._ended.values())
-                told = f"{done}/{len(trials)}  {trial}: {describe(summary)}; {self._time_left()}"
-                self._console.print(told, soft_wrap=True, highlight=False)
-        # A look at thousands of folders takes a while: it may take a twentieth of the time.
+                line = f"{done}/{len(trials)}  {trial}: {describe(summary)}; {self._time_left()}"
+                self._console.print(line, soft_wrap=True, highlight=False)
+        # Reading thousands of folders takes at most a twentieth of the time.
         self._next_look = begin + max(_LOOK_EVERY_S, 20 * (time.monotonic() - begin))
         return len(self._ended)
 
@@ -69,12 +68,12 @@ class Progress:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """How a trial ended, in a few words."""
+    """Return how a trial ended, in a few words."""
     status, best = str(summary["status"]), summary.get("best")
     if status == Status.REACHED:
         return f"reached after {summary['to_target']['fresh_examples']:,} fresh examples"
     if status == Status.FAILED:
-        return f"failed ({summary.get('error', 'without a word')})"
+        return f"failed ({summary.get('error', 'no message')})"
     if status in (Status.BUDGET_SPENT, Status.PRUNED):
         if summary.get("target", {}).get("value") is not None:
             status = f"missed the target ({status})"
@@ -83,25 +82,24 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 def headline(state: SweepState) -> list[str]:
-    """What the sweep consists of; and which keys each arm searches, if any does."""
+    """Return the size of the sweep, and the searched keys."""
     left, arms = len(state.missing()), state.design.arms
     searches = f" x {state.design.repeats} searches" if state.design.repeats > 1 else ""
-    anew = "" if left else " (fresh=true starts anew)"
+    over = "" if left else " (fresh=true starts over)"
     trials = counted(len(state.wanted()), "trial")
-    lines = [f"{state.folder}: {counted(len(arms), 'arm')}{searches}, {trials}, {left} to run{anew}"]
-    # What an experiment sets for all arms is drawn all the same where its task searches it.
+    lines = [f"{state.folder}: {counted(len(arms), 'arm')}{searches}, {trials}, {left} to run{over}"]
     searched = Counter(axis.key for arm in arms for axis in arm.axes)
     keys = [f"{key} (in {counted(n, 'arm')})" if n < len(arms) else key for key, n in searched.items()]
     return [*lines, *([f"searched: {', '.join(keys)}"] if keys else [])]
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 arm``, ``2 arms``."""
+    """Return ``1 arm`` or ``2 arms``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def write_outcome(state: SweepState, console: Console) -> None:
-    """Write ``trials.json``, ``outcome.json``, studies and figure beside the trials; show the outcome."""
+    """Write ``trials.json``, ``outcome.json``, studies and figures; show the outcome."""
     state.refresh()
     rows = trial_rows(state)
     arms = summarize(rows)
@@ -115,18 +113,18 @@ def write_outcome(state: SweepState, console: Console) -> None:
 
 
 def show_outcome(state: SweepState, console: Console) -> None:
-    """Show the table of arms as far as trials have ended, what its columns mean, and what to know of it."""
+    """Show the table of arms so far, with a caption and warnings."""
     rows = trial_rows(state)
     arms = summarize(rows)
     console.print()
     console.print(terminal_table(end_of_sweep(rows, arms), console.width))
-    notes = [*noise(rows), *unfinished(state), *remarks(state), *edge_warnings(state.design, arms)]
+    notes = [*unfinished(state), *remarks(state), *edge_warnings(state.design, arms)]
     for line in [*(missed(rows, state) or [caption(state, rows, arms)]), *notes]:
         console.print(line, soft_wrap=True, highlight=False)
 
 
 def trial_rows(state: SweepState) -> list[Row]:
-    """One flat row per trial that has begun, in the order of the design."""
+    """Return one row per trial that has begun, in the order of the design."""
     rows = []
     for search in state.searches.values():
         counts, left = search.counted(), sum(1 for _ in search.missing())
@@ -148,7 +146,7 @@ def trial_rows(state: SweepState) -> list[Row]:
 
 
 def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
-    """Draw the sweep beside its trials, a figure for each task and measure; where they are, or why not."""
+    """Draw one figure per task and metric in the folder of the sweep. Return lines that name them."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         of = [row["task"], row["target_metric"], *["ends"] * (row["target_value"] is None)]
@@ -171,50 +169,38 @@ def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
 
 
 def caption(state: SweepState, rows: list[Row], arms: list[Row]) -> str:
-    """What the columns of the table mean."""
+    """Explain the columns of the table."""
     searched = any(search.trials > 1 for search in state.searches.values())
+    of = "searches of each arm (the best trial of each search)" if searched else "runs of each arm"
     if without_target(rows):
-        of = "searches of each arm, of each its best trial by its best evaluation"
-        return f"At the end of the budgets: means over the {of if searched else 'runs of each arm'}."
+        return f"At the end of the budgets: mean over the {of}."
+    some = any(arm["reached"] < arm["searches"] for arm in arms)
+    those = f"{'those that reached it of ' * some}{'the' if unfinished(state) else state.design.repeats} {of}"
     compared = any(arm["ratio_to_baseline"] is not None for arm in arms)
-    if state.design.repeats == 1:
-        of = "; ratio: to the baseline's fresh examples" if compared else ""
-        return f"To the target: the best trial of each arm; range: over the arm's trials that reached it{of}."
-    of = "searches of the best trial of each" if searched else "runs of each arm"
-    number = "the" if unfinished(state) else state.design.repeats
-    those = "those that reached it of " if any(arm["reached"] < arm["searches"] for arm in arms) else ""
-    bounds = "; < and >: bounds, as some missed" if any("ratio_bound" in arm for arm in arms) else ""
-    ratio = "; ratio: of geometric means of fresh examples, to the baseline's" if compared else ""
-    interval = ", with its 95 % interval" if any(arm["ratio_low"] is not None for arm in arms) else ""
-    return f"To the target: mean over {those}{number} {of}{ratio}{interval}{bounds}."
-
-
-def noise(rows: list[Row]) -> list[str]:
-    """What one held-out image makes of an accuracy, where few are held out."""
-    number = validation_images(rows)
-    if number is None or number > _FEW_IMAGES or rows[0]["target_metric"] != "accuracy":
-        return []
-    return [f"{number} held-out images: one is {100 / number:.2g} points; smaller differences are noise."]
+    ratio = "; ratio: geometric means of fresh examples, arm / baseline" if compared else ""
+    interval = ", with 95 % interval" if any(arm["ratio_low"] is not None for arm in arms) else ""
+    bounds = "; < and > are bounds" if any("ratio_bound" in arm for arm in arms) else ""
+    return f"To the target: mean over {those}{ratio}{interval}{bounds}."
 
 
 def missed(rows: list[Row], state: SweepState) -> list[str]:
-    """What it means that no trial met the target, and what to change."""
+    """Return a line if no trial met the target, with the remedy."""
     ended = [row for row in rows if row["status"] in FINISHED and row["target_value"] is not None]
     if not ended or any(row["to_target_fresh_examples"] is not None for row in rows):
         return []
     config, best = state.design.arms[0].config, best_value(ended)
     budgets = {key: config[key] for key in BUDGETS if config.get(key) is not None}
     within = " and ".join(f"{key}={value:g}" for key, value in budgets.items()) or "the runs"
-    seen = "" if best is None else f" (the best was {best:.4g})"
+    seen = "" if best is None else f" (best value: {best:.4g})"
     remedy = f"raise {' or '.join(budgets) or 'the budgets'}, or set a target.value that was met"
     if all(row["status"] == Status.DIVERGED for row in ended):
-        remedy = "all diverged: lower the learning rate, or narrow the axes"
+        remedy = "all trials diverged: lower the learning rate, or narrow the axes"
     target = f"{ended[0]['target_metric']} {ended[0]['target_value']:g}"
     return [f"missed: no evaluation met the target, {target}, within {within}{seen}; {remedy}"]
 
 
 def remarks(state: SweepState) -> list[str]:
-    """Which searches are incomplete although nothing is left to run, and why."""
+    """Return one line per search that is incomplete although no trial is left to run."""
     lines = []
     for search in state.searches.values():
         says, diverged = f"search {search.arm.name}/{search.repeat} is incomplete:", Status.DIVERGED
@@ -222,28 +208,28 @@ def remarks(state: SweepState) -> list[str]:
         if failed:
             traceback = state.folder / search.arm.name / f"{search.repeat}/{failed[0]}/traceback.txt"
             why = f"see {traceback}" if traceback.exists() else search.summaries[failed[0]].get("error")
-            lines.append(f"{says} {len(failed)} of its trials failed; {why}")
+            lines.append(f"{says} {counted(len(failed), 'trial')} failed; {why}")
         elif search.arm.axes and search.count(diverged) > search.max_diverged:
             lines.append(
-                f"{says} {search.count(diverged)} trials diverged, and search.max_diverged="
-                f"{search.max_diverged} were replaced; raise it, or narrow the axes"
+                f"{says} {search.count(diverged)} trials diverged, more than search.max_diverged="
+                f"{search.max_diverged}; raise it, or narrow the axes"
             )
     return lines
 
 
 def unfinished(state: SweepState) -> list[str]:
-    """A line that says so where trials are still to run."""
+    """Return a line if trials are left to run."""
     left = sum(state.status(trial) != Status.FAILED for trial in state.missing())
     of = len(state.wanted())
-    text = f"incomplete: {left} of {of} trials have not ended; the same -m command finishes them"
+    text = f"incomplete: {left} of {of} trials have not ended; run the same -m command to continue"
     return [text] if left else []
 
 
 def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
-    """One line per arm and axis on whose outermost 5 % a best point lies: the range may be too narrow."""
+    """Return one line per arm and axis whose best point lies in the outermost 5 %."""
     axes = {arm.name: arm.axes for arm in design.arms}
     return [
-        f"warning: {arm['arm']}: the best {axis.key} of {outer} of {num_best(arm)} searches lies in the "
+        f"warning: {arm['arm']}: in {outer} of {num_best(arm)} searches the best {axis.key} lies in the "
         f"outermost {100 * EDGE:g} % of interval({axis.low:g}, {axis.high:g}); widen the axis"
         for arm in arms
         for axis in axes[arm["arm"]]
@@ -252,7 +238,7 @@ def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
 
 
 class _Lines:
-    """A journal in memory, for Optuna to write: no lock is waited for, and the file appears whole."""
+    """An Optuna journal in memory, so that the file is written at once and without a lock."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -265,15 +251,15 @@ class _Lines:
 
 
 def export(folder: Path, design: Design, rows: list[Row]) -> None:
-    """Write the sweep as Optuna studies, a search each, named ``<arm>/<repeat>``: for optuna-dashboard.
+    """Write one Optuna study per search, named ``<arm>/<repeat>``, for example for optuna-dashboard.
 
-    A trial's number is its index; those that have not ended wait, with their points. The objective is fresh
-    examples to the target, infinite where it was missed; diverged and failed trials are Optuna's FAIL.
-    Whatever goes wrong is a warning.
+    The number of a trial is its index. All points are enqueued, and ended trials are told to the study. The
+    objective is fresh examples to the target, infinite if the target was missed. Diverged and failed trials
+    have the state FAIL. Errors of Optuna or of the disk are warnings.
     """
-    try:
-        import optuna
+    import optuna
 
+    try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal = _Lines()
         storage = optuna.storages.JournalStorage(journal)  # type: ignore[arg-type]
@@ -290,7 +276,7 @@ def export(folder: Path, design: Design, rows: list[Row]) -> None:
                         study.enqueue_trial(point)
         text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in journal.lines)
         write_text(folder / JOURNAL, text)
-    except Exception as error:  # of Optuna, of the disk: none of them matters to the sweep
+    except (optuna.exceptions.OptunaError, UserError, OSError) as error:
         warn(f"{folder / JOURNAL}: the Optuna study is not up to date: {error}")
 
 
@@ -303,7 +289,7 @@ def _optuna_trial(row: Row, point: dict[str, Any], axes: Any) -> Any:
         state=TrialState.FAIL if failed else TrialState.COMPLETE,
         value=None if failed else float("inf") if value is None else value,
         params=point,
-        distributions={  # Optuna knows no axis that is logarithmic in 1 - x: such a one is linear
+        distributions={  # Optuna has no axis that is logarithmic in 1 - x, so it is linear there
             x.key: (IntDistribution if x.integer else FloatDistribution)(x.low, x.high, log=x.scale == "log")
             for x in axes
         },

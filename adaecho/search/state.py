@@ -1,4 +1,4 @@
-"""Where a sweep stands, by its run folders alone."""
+"""State of a sweep, read from its run folders."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from adaecho.search.design import Arm, Design, TrialId
 class Search:
     """One quasi-random search: the trials of one arm and repeat.
 
-    It is complete when its first ``trials`` non-divergent points, by index, have ended. Every diverged trial
-    calls for one more point, until ``max_diverged`` have been replaced; a failed one calls for none.
+    It is complete when its first ``trials`` non-divergent trials, by index, have ended. A diverged trial adds
+    one more point, up to ``max_diverged`` times. A failed trial adds none.
 
     Attributes:
-        summaries: last known summary by index; without an entry a trial has not begun.
+        summaries: last known summary of each trial that has begun, by index.
     """
 
     arm: Arm
@@ -30,11 +30,11 @@ class Search:
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def status(self, index: int) -> str | None:
-        """The status of a trial; None before it began."""
+        """Return the status of a trial; None before it begins."""
         return self.summaries.get(index, {}).get("status")
 
     def wanted(self) -> range:
-        """The indices that the search needs as far as is known; more as trials diverge."""
+        """Return the indices that the search needs so far. Diverged trials add more."""
         wanted = counted = 0
         while counted < self.trials and wanted < self.trials + self.max_diverged:
             counted += self.status(wanted) != Status.DIVERGED
@@ -42,21 +42,21 @@ class Search:
         return range(wanted)
 
     def missing(self) -> Iterator[int]:
-        """Indices that have not ended, in order; failed ones among them."""
+        """Return the indices that have not ended, including failed ones."""
         return (index for index in self.wanted() if self.status(index) not in FINISHED)
 
     def count(self, *statuses: str) -> int:
-        """How many of the wanted trials have one of these statuses."""
+        """Return how many of the wanted trials have one of these statuses."""
         return sum(self.status(index) in statuses for index in self.wanted())
 
     def counted(self) -> set[int]:
-        """Indices of the first ``trials`` non-divergent trials; one that has not ended keeps its place."""
+        """Return the indices of the first ``trials`` non-divergent trials, if they have ended."""
         places = (index for index in self.wanted() if self.status(index) != Status.DIVERGED)
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
 
 
 class SweepState:
-    """All searches of a design, with what their folders say."""
+    """All searches of a design, with the summaries of their trials."""
 
     def __init__(self, design: Design, folder: Path) -> None:
         self.design, self.folder = design, folder
@@ -73,24 +73,24 @@ class SweepState:
         self.refresh()
 
     def trial_folder(self, trial: TrialId) -> Path:
-        """The run folder of a trial."""
+        """Return the run folder of a trial."""
         return self.folder / str(trial)
 
     def search(self, trial: TrialId) -> Search:
-        """The search that a trial belongs to."""
+        """Return the search of a trial."""
         return self.searches[trial.arm, trial.repeat]
 
     def reread(self, trial: TrialId) -> str | None:
-        """Take over what the trial's folder says now; its status, None before it began."""
+        """Read the summary of a trial again and return its status; None before it begins."""
         summary = RunFolder(self.trial_folder(trial)).read_summary()
         if summary is not None:
             self.search(trial).summaries[trial.index] = summary
         return self.status(trial)
 
     def refresh(self) -> None:
-        """Take over what the folders of all trials that had not ended say now.
+        """Read the summaries of all trials that had not ended.
 
-        One that turns out to have diverged calls for another, which may have ended meanwhile as well.
+        A trial that has diverged adds another one, which may have ended, too.
         """
         for (name, repeat), search in self.searches.items():
             read: set[int] = set()
@@ -100,32 +100,32 @@ class SweepState:
                 read |= unread
 
     def status(self, trial: TrialId) -> str | None:
-        """The status of a trial; None before it began."""
+        """Return the status of a trial; None before it begins."""
         return self.search(trial).status(trial.index)
 
     def wanted(self) -> list[TrialId]:
-        """Every trial that is needed as far as is known, in the order to run them: so that arms keep pace."""
+        """Return every trial that is needed so far, in the order to run them, which alternates the arms."""
         arms = {arm.name: number for number, arm in enumerate(self.design.arms)}
         trials = [TrialId(*key, index) for key, search in self.searches.items() for index in search.wanted()]
         return sorted(trials, key=lambda trial: (trial.repeat, trial.index, arms[trial.arm]))
 
     def missing(self) -> list[TrialId]:
-        """What is left to run; failed trials among them."""
+        """Return the trials to run, including failed ones."""
         return [trial for trial in self.wanted() if self.status(trial) not in FINISHED]
 
 
 class Pruner:
-    """``search.prune``: asked after each evaluation of the trial in ``folder``; reads its siblings' folders.
+    """``search.prune``: decides after each evaluation of a trial whether to stop it.
 
-    Nothing is shared but the records, so it works between processes and between hosts.
+    It reads the summaries of the other trials of the search, so it works across processes and hosts.
     """
 
     def __init__(self, folder: Path) -> None:
         self._search = folder.resolve().parent
-        self._costs: dict[str, int | None] = {}  # of siblings that have ended
+        self._costs: dict[str, int | None] = {}  # of the other trials that have ended
 
     def __call__(self, fresh_examples: int) -> bool:
-        """Whether a sibling has reached the target with fewer fresh examples than this."""
+        """Return whether another trial has reached the target with fewer fresh examples."""
         for path in self._search.iterdir():
             if path.name not in self._costs and path.name.isdigit():
                 summary = RunFolder(path).read_summary() or {}

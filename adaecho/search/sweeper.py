@@ -1,4 +1,4 @@
-"""What ``hydra/sweeper=quasirandom`` does: from overrides to arms, design, trials and outcome."""
+"""The sweeper ``hydra/sweeper=quasirandom``: from overrides to arms, design, trials and outcome."""
 
 import os
 import shlex
@@ -13,16 +13,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from adaecho.config import scale
+from adaecho.config import size_defaults
 from adaecho.config.schema import SearchConfig, to_plain
 from adaecho.config.slurm import SlurmSettings
 from adaecho.errors import ConfigError
-from adaecho.records.environment import code_digest
 from adaecho.records.folder import move_aside
 from adaecho.records.lock import FolderLock
 from adaecho.records.tracking import exported
 from adaecho.search import launch
-from adaecho.search.arms import build_arms, composer, parse_typed
+from adaecho.search.arms import build_arms, composer, parse_overrides
 from adaecho.search.design import Design, record_design, stable_hash
 from adaecho.search.report import Progress, counted, headline, remarks, unfinished, write_outcome
 from adaecho.search.state import SweepState
@@ -30,18 +29,18 @@ from adaecho.search.worker import ATTEMPTS, Worker
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
-    """Run what is missing of a sweep and write its outcome.
+    """Run the missing trials of a sweep and write its outcome.
 
     Args:
-        config: composed for the sweep as a whole, with Hydra's own node.
+        config: config of the sweep, with Hydra's node.
         config_loader: composes the arms.
-        arguments: the task overrides that were typed.
+        arguments: the task overrides.
 
     Raises:
-        UserError: what was asked for can't be run; naming what, why and what to do.
-        SystemExit: a search could not be completed; code 1.
+        UserError: the sweep cannot be run.
+        SystemExit: a search is incomplete (code 1).
     """
-    HydraConfig.instance().set_config(config)  # for what is named through ${hydra:...}
+    HydraConfig.instance().set_config(config)  # resolves ${hydra:...}
     launcher = str(config.hydra.runtime.choices["hydra/launcher"])
     if launcher not in ("basic", "slurm"):
         raise ConfigError(f"hydra/launcher={launcher}: hydra/sweeper=quasirandom runs with basic or slurm")
@@ -58,7 +57,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             lock.acquire()
         record_design(design, folder)
         state = SweepState(design, folder)
-        for trial in state.missing():  # the command tries again what had failed
+        for trial in state.missing():  # failed trials get new attempts
             (state.trial_folder(trial) / ATTEMPTS).unlink(missing_ok=True)
         stack.enter_context(exported(config.tracking, folder))
         for line in [*notes, *headline(state)]:
@@ -73,29 +72,28 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 
 def run(state: SweepState, config: DictConfig, console: Console) -> bool:
-    """Run what is missing, here or on Slurm; whether it was waited for."""
+    """Run the missing trials, here or on Slurm. Return whether they have ended."""
     missing, look = len(state.missing()), Progress(state, console)
     worker = Worker(str(state.folder.resolve()))
     if config.hydra.runtime.choices["hydra/launcher"] == "basic":
         launch.run_here(worker, min(config.search.workers, missing), config.threads, look)
         return True
-    asked: Any = OmegaConf.to_container(config.hydra.launcher)
-    settings = SlurmSettings(**{key: asked[key] for key in SlurmSettings.__dataclass_fields__})
-    worker.code, worker.ranks = code_digest(), settings.ranks
+    launcher: Any = OmegaConf.to_container(config.hydra.launcher)
+    settings = SlurmSettings(**{key: launcher[key] for key in SlurmSettings.__dataclass_fields__})
+    worker.ranks = settings.ranks
     jobs = launch.submit(state.folder, worker, settings, missing)
-    told = f"{counted(jobs, 'worker')} submitted as {launch.job_name(state.folder)}"
-    console.print(told, highlight=False)
+    console.print(f"{counted(jobs, 'job')} submitted as {launch.job_name(state.folder)}", highlight=False)
     if settings.wait:
         launch.watch(state.folder, look)
         return True
     for command in ("status", "collect"):
-        told = f"  python -m adaecho.search {command} {state.folder}"
-        console.print(told, highlight=False, soft_wrap=True)
+        text = f"  python -m adaecho.search {command} {state.folder}"
+        console.print(text, highlight=False, soft_wrap=True)
     return False
 
 
 def sweep_folder(config: DictConfig, design: Design) -> Path:
-    """The folder of a sweep: an experiment's, the one that was typed, else one per design."""
+    """Return the folder of a sweep: hydra.sweep.dir, that of the experiment, or one per design."""
     folder = Path(config.hydra.sweep.dir)
     chosen = any(str(one).startswith("hydra.sweep.dir=") for one in config.hydra.overrides.hydra)
     if chosen or design.experiment:
@@ -107,12 +105,12 @@ def sweep_folder(config: DictConfig, design: Design) -> Path:
 def build_design(
     config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]
 ) -> tuple[Design, list[str]]:
-    """The design that these overrides describe, and what to say of it; see ``build_arms``."""
-    plain, typed = to_plain(config), parse_typed(arguments, config_loader)
+    """Return the design of these overrides, and messages on left-out combinations."""
+    plain, typed = to_plain(config), parse_overrides(arguments, config_loader)
     search = SearchConfig(**plain["search"])
     arms, notes = build_arms(typed, search.arms, composer(config_loader, config))
     if config.hydra.runtime.choices.get("scale"):
-        notes.insert(0, scale.told(config, plain))
+        notes.insert(0, size_defaults.describe(config, plain))
     design = Design(
         arms=tuple(arms),
         seed=search.seed,
@@ -126,13 +124,13 @@ def build_design(
 
 
 def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
-    """What a user may want to do with the sweep's folder."""
-    of_hydra = [one for one in config.hydra.overrides.hydra if one != "hydra.mode=MULTIRUN"]  # that is -m
+    """Return the commands that a user may want to run next."""
+    of_hydra = [one for one in config.hydra.overrides.hydra if one != "hydra.mode=MULTIRUN"]  # set by -m
     sources = [one.path for one in config.hydra.runtime.config_sources if one.provider == "command-line"]
     config_dir = ["--config-dir", os.path.relpath(sources[0])] if sources else []
     typed = shlex.join(["python", "-m", "adaecho.run", *config_dir, "-m", *arguments, *of_hydra])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
-    lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
+    lines = [f"to save the tables in results/, from which `make figures` draws: {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
         lines.append(f"to upload {os.environ.get('WANDB_DIR', '.')}/wandb to W&B: wandb sync")
     return lines

@@ -1,12 +1,12 @@
-"""One worker of a sweep: it takes the next missing trial that no other one is at, until none is left.
+"""One worker of a sweep: it runs missing trials that no other worker runs, until none is left.
 
 ::
 
     python -m adaecho.search.worker SWEEP_FOLDER
 
-The folder is the truth: ``design.json`` says what the trials are, the run folders how far each has come, and
-their locks who is at work. So workers need not know of each other. Any number may run, on every host that
-shares the folder; one that is killed leaves a trial that another continues.
+``design.json`` defines the trials, the run folders hold their state, and the lock of a run folder shows that
+a worker runs the trial. So workers need no coordination: any number may run, on every host that shares the
+folder. If one is killed, another continues its trial.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.launched import importing
+from adaecho.config.launch_env import importing
 from adaecho.config.schema import from_plain
 from adaecho.errors import RankError, UserError, fail, say, told
-from adaecho.records.environment import code_digest, environment
+from adaecho.records.environment import environment
 from adaecho.records.files import append, read_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError
@@ -35,43 +35,38 @@ from adaecho.search.design import Design, TrialId, read_design
 from adaecho.search.state import Pruner, SweepState
 from adaecho.training.interrupt import WaitEndedError
 
-MAX_ATTEMPTS = 3  # a failed trial is tried again twice
-ATTEMPTS = "attempts.log"  # a line for each time that a trial was begun and neither ended nor was interrupted
-# A trial whose host died looks alive until its lock is stale; meanwhile there may be nothing else to do.
+MAX_ATTEMPTS = 3  # of a trial
+ATTEMPTS = "attempts.log"  # one line per attempt that neither ended nor was interrupted
+# A trial whose host died looks alive until its lock is stale.
 _PATIENCE_S = STALE_AFTER_S + 30
 _PAUSE_S = (0.1, 10.0)
 
 
 @dataclass
 class Worker:
-    """A callable that can be pickled; it holds where the work is, and never how far it got.
+    """A worker as a picklable callable.
 
     Attributes:
-        folder: of the sweep.
-        num_workers: how many there are: each begins at another trial.
-        ranks: how many tasks of its Slurm job train each trial together; all are such a worker, and the first
-            one chooses the trials.
-        code: digest of the code at submission; empty runs with whatever is there.
-        runner: what trains a trial, with the arguments of ``run_trial``; None is that.
+        folder: folder of the sweep.
+        num_workers: number of workers. Each begins at a different trial.
+        ranks: tasks of a Slurm job that train each trial together. Rank 0 chooses the trials.
+        runner: function that trains a trial, with the arguments of ``run_trial``, its default.
     """
 
     folder: str
     num_workers: int = 1
     ranks: int = 1
-    code: str = ""
     runner: Callable[..., dict[str, Any]] | None = None
 
     def __call__(self, number: int = 0) -> str | None:
-        """Work until nothing is missing that can still be run; returns what only the user can mend.
+        """Run missing trials until none is left. Return the message of an error that only the user can fix.
 
         Args:
-            number: of this worker, from 0.
+            number: index of this worker, from 0.
 
         Raises:
-            RankError: another rank failed; it counts as an attempt, and the next job goes on.
+            RankError: another rank failed. This counts as an attempt, and the next job continues.
         """
-        if self.code and self.code != code_digest():
-            return "the code has changed since this job was submitted; the same -m command goes on with it"
         try:
             with self._ranks_of_job(number) as ranks:
                 ended_by = self._work(number, ranks)
@@ -79,21 +74,21 @@ class Worker:
             raise
         except UserError as error:
             return str(error)
-        if ended_by == "SIGUSR2":  # a time-out: submitit's own handler asks for the requeue
+        if ended_by == "SIGUSR2":  # a time-out: submitit's handler requeues the job
             os.kill(os.getpid(), signal.SIGUSR2)
         if ended_by:
             sys.exit(128 + signal.Signals[ended_by])
         return None
 
     def checkpoint(self, number: int) -> Any:
-        """What submitit submits again at a time-out or preemption: the same worker."""
+        """Return what submitit submits again after a time-out or preemption."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
 
     @contextmanager
     def _ranks_of_job(self, number: int) -> Iterator[Any]:
-        """The tasks of this Slurm job, joined inside the block; None where the worker is one process."""
+        """Join the tasks of this Slurm job inside the block. Yield None for a single process."""
         if self.ranks == 1:
             torch = sys.modules.get("torch")
             if torch is not None and torch.cuda.is_available():
@@ -102,7 +97,7 @@ class Worker:
             return
         from submitit.helpers import TorchDistributedEnvironment
 
-        os.environ.pop("MASTER_PORT", None)  # submitit's follows from the job's number
+        os.environ.pop("MASTER_PORT", None)  # submitit derives it from the job id
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         from adaecho.ranks import joined
         from adaecho.training.device import choose_device
@@ -112,27 +107,27 @@ class Worker:
             yield ranks
 
     def _work(self, number: int, ranks: Any) -> str | None:
-        """Do what the first rank chooses; the signal that ended it, if one did."""
+        """Run the trials that rank 0 chooses. Return the signal that ended the work, if any."""
         with importing():
             run = self.runner or _run_trial()
-        orders = self._orders(number)
+        trials = self._next_trials(number)
         if ranks:
             run = partial(run, ranks=ranks)
-        while order := ranks.from_first(lambda: next(orders, None)) if ranks else next(orders, None):
-            if isinstance(order, float):
-                time.sleep(order)
-            elif ended_by := _train(run, *order, last=bool(ranks)):
+        while step := ranks.from_first(lambda: next(trials, None)) if ranks else next(trials, None):
+            if isinstance(step, float):
+                time.sleep(step)
+            elif ended_by := _train(run, *step, last=bool(ranks)):
                 return ended_by
         return None
 
-    def _orders(self, number: int) -> Iterator[float | tuple[Path, dict[str, Any], list[str]]]:
-        """A trial to train (folder, config, overrides), or seconds to wait for those of other workers."""
+    def _next_trials(self, number: int) -> Iterator[float | tuple[Path, dict[str, Any], list[str]]]:
+        """Yield a trial (folder, config, overrides), or seconds to wait for the trials of other workers."""
         folder, plain, state = Path(self.folder), None, None
         given_up: set[TrialId] = set()
         idle_since = time.monotonic()
         while True:
             now = read_json(folder / "design.json")
-            if state is None or now != plain:  # it may have grown, or be another one
+            if state is None or now != plain:  # the design has grown or changed
                 plain, state = now, SweepState(Design.from_dict(now), folder)
             left = [trial for trial in state.missing() if trial not in given_up]
             if not left:
@@ -144,11 +139,13 @@ class Worker:
                     idle_since = time.monotonic()
                     break
             else:
-                # All that is left is in other hands. It may yet diverge and call for more, or be abandoned.
+                # Other workers run the remaining trials, which may diverge or be abandoned.
                 idle_s = time.monotonic() - idle_since
                 if idle_s > _PATIENCE_S:
                     return
-                longest = max(_PAUSE_S[0], self.num_workers / 4)  # hundreds don't crowd a network file system
+                longest = max(
+                    _PAUSE_S[0], self.num_workers / 4
+                )  # many workers would overload a network file system
                 yield min(max(_PAUSE_S[0], idle_s / 5), longest, _PAUSE_S[1])
 
 
@@ -160,22 +157,22 @@ def _train(
     *,
     last: bool,
 ) -> str | None:
-    """Train a trial; the signal that ended it, if one did. ``last``: after an error there is no next one."""
+    """Train a trial. Return the signal that ended it, if any. ``last``: raise errors instead of printing."""
     name, log = "/".join(folder.parts[-3:]), folder / ATTEMPTS
     prune = Pruner(folder) if config["search"]["prune"] else None
-    say(f"{name}: begun")
-    gc.collect()  # a trial's objects refer to one another and to its data: a dozen would pile up
+    say(f"{name}: started")
+    gc.collect()  # the objects of a trial form cycles that keep its data alive
     try:
         summary = run(from_plain(config), folder, overrides, prune=prune, begun=partial(_begin, log))
     except FolderInUseError:
-        say(f"{name}: another worker was faster")
+        say(f"{name}: another worker has taken it")
         return None
     except RankError:
         raise
     except UserError as error:
         log.unlink(missing_ok=True)
         raise UserError(f"trial {name}: {error}") from error
-    except WaitEndedError as error:  # its last checkpoint holds: the rest is no failure of the trial's
+    except WaitEndedError as error:  # not a failure: the last checkpoint is valid
         log.unlink(missing_ok=True)
         return error.signal or "SIGTERM"
     except Exception:
@@ -186,13 +183,13 @@ def _train(
     log.unlink(missing_ok=True)
     say(f"{name}: {summary['status']}")
     preempted = "SIGTERM" if summary["status"] == Status.PREEMPTED else None
-    return summary.get("signal") or preempted  # a signal may come when the outcome is decided
+    return summary.get("signal") or preempted  # a signal may arrive after the outcome is decided
 
 
 def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
-    """Whether nobody is at a trial and another attempt is worth while.
+    """Return whether no worker runs a trial and it has attempts left.
 
-    The trainer takes the lock again: another worker may be faster.
+    The trainer takes the lock again, so another worker may still take the trial first.
     """
     run = RunFolder(state.trial_folder(trial))
     log = run.path / ATTEMPTS
@@ -203,10 +200,10 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
             if _attempts(log) < MAX_ATTEMPTS:
                 return True
             given_up.add(trial)
-            if state.status(trial) != Status.FAILED:  # its process died without a word
+            if state.status(trial) != Status.FAILED:  # its process was killed
                 run.start(*state.design.trial(trial), environment())
                 summary = run.read_summary() or {"to_target": None, "best": None}
-                error = f"its process died, often for want of memory; see the logs in {state.folder}"
+                error = f"its process was killed, often for lack of memory; see the logs in {state.folder}"
                 run.write_summary({**summary, "status": Status.FAILED, "error": error})
                 state.reread(trial)
     except FolderInUseError:
@@ -215,9 +212,9 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 
 
 def _begin(log: Path) -> None:
-    """Count an attempt, once the folder is this process's alone: others may have seen the same trial free."""
+    """Count an attempt inside the lock, since other workers may have seen the same trial as free."""
     if _attempts(log) >= MAX_ATTEMPTS:
-        raise FolderInUseError(f"{log.parent}: another worker has begun the last attempt")
+        raise FolderInUseError(f"{log.parent}: another worker has started the last attempt")
     append(log, "begun\n")
 
 
@@ -232,9 +229,9 @@ def _run_trial() -> Callable[..., dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search.worker", description=__doc__)
-    parser.add_argument("folder", help="of the sweep, which a -m command has begun")
+    parser.add_argument("folder", help="folder of a sweep that a -m command has started")
     with told():
         message = Worker(parser.parse_args(arguments).folder, num_workers=64)(os.getpid())
     if message is not None:

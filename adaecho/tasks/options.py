@@ -7,9 +7,9 @@ own task are in the task's file.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adaecho.config.bounds import check_depth, one_of, within
-from adaecho.config.launched import launched_ranks
+from adaecho.config.launch_env import launched_ranks
 from adaecho.config.tasks import Size, TaskConfig
+from adaecho.config.validation import check_depth, one_of, within
 from adaecho.errors import ConfigError
 
 if TYPE_CHECKING:

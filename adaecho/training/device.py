@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from adaecho.config.launched import launched_ranks, local_rank
+from adaecho.config.launch_env import launched_ranks, local_rank
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks

@@ -2,7 +2,7 @@
 
 import math
 
-from adaecho.config.optimization import ScheduleConfig
+from adaecho.config.schema import ScheduleConfig
 from adaecho.errors import ConfigError
 
 

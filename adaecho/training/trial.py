@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from adaecho.config.identity import BUDGETS, changes
-from adaecho.config.launched import was_restarted
+from adaecho.config.launch_env import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ChangedDataError, FolderError, UserError, warn, with_notes

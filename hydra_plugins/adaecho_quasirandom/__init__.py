@@ -1,8 +1,8 @@
-"""``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``: the entries that Hydra finds.
+"""Hydra plugins: ``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``.
 
-Every Hydra app on the machine imports them, so they import nothing heavy. No ``from __future__ import
-annotations`` here: Hydra 1.3 executes a plugin before it is in ``sys.modules``, and dataclasses with such
-annotations then fail.
+Every Hydra app on the machine imports this file, so it imports little. It must not use
+``from __future__ import annotations``: Hydra 1.3 executes a plugin before it is in ``sys.modules``, and
+dataclasses then fail.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from adaecho.config.slurm import SlurmSettings
 
 @dataclass
 class QuasirandomConf:
-    """The sweeper has no settings of its own: they are keys of ``search``."""
+    """No settings: the keys ``search.*`` configure the sweeper."""
 
     _target_: str = "hydra_plugins.adaecho_quasirandom.QuasirandomSweeper"
 
 
 @dataclass
 class SlurmConf(SlurmSettings):
-    """Of the launcher, which the sweeper reads."""
+    """Settings of the launcher, which the sweeper reads."""
 
     _target_: str = "hydra_plugins.adaecho_quasirandom.SlurmLauncher"
 
@@ -41,7 +41,7 @@ for _group, _name, _node in (
 
 
 class QuasirandomSweeper(Sweeper):
-    """Hands a sweep over to ``adaecho.search``."""
+    """Runs sweeps by ``adaecho.search``."""
 
     def setup(
         self,
@@ -50,31 +50,31 @@ class QuasirandomSweeper(Sweeper):
         task_function: TaskFunction,  # noqa: ARG002
         config: DictConfig,
     ) -> None:
-        """Keep what a sweep needs; ``task_function`` runs single runs only."""
+        """Keep the config of the sweep. ``task_function`` is for single runs."""
         self._config_loader, self._config = hydra_context.config_loader, config
 
     def sweep(self, arguments: Sequence[str]) -> None:
-        """Run, or continue, the sweep that these overrides describe."""
+        """Run or continue the sweep of these overrides."""
         from adaecho.search.sweeper import sweep
 
         sweep(self._config, self._config_loader, arguments)
 
 
 class SlurmLauncher(Launcher):
-    """Only names the settings: the sweeper submits its trials itself, so other sweepers can't use it."""
+    """Holds the Slurm settings. The quasirandom sweeper submits its jobs itself."""
 
     def __init__(self, **settings: Any) -> None:
-        """Takes the settings that Hydra passes on."""
+        """Accept the settings that Hydra passes."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def launch(
         self,
         job_overrides: Sequence[Sequence[str]],  # noqa: ARG002
         initial_job_idx: int,  # noqa: ARG002
     ) -> Sequence[JobReturn]:
-        """Refuses."""
+        """Refuse other sweepers."""
         from adaecho.errors import ConfigError
 
         raise ConfigError("hydra/launcher=slurm: needs hydra/sweeper=quasirandom")

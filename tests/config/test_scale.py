@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pyarrow import parquet
 
-from adaecho.config import scale
-from adaecho.config.scale import Size
+from adaecho.config import size_defaults
+from adaecho.config.size_defaults import Size
 from adaecho.errors import ConfigError, DataError
 from adaecho.run import explain
 from adaecho.tasks import build_task
@@ -26,9 +26,11 @@ def text(path: Path, *, lines: bool = False) -> Size:
 
 
 def values(size: Size, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    monkeypatch.setattr(scale, "_size", lambda _: size)
+    monkeypatch.setattr(size_defaults, "_size", lambda _: size)
     keys = ("batch_size", "shuffle_buffer", "every_fresh_examples", "max_fresh_examples")
-    return {key: scale.scaled(key, _root_=OmegaConf.create({"max_fresh_examples": None})) for key in keys}
+    return {
+        key: size_defaults.scaled(key, _root_=OmegaConf.create({"max_fresh_examples": None})) for key in keys
+    }
 
 
 def test_714_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +62,11 @@ def test_whatever_the_number_there_are_steps_and_evaluations_within_the_budget(
 def test_a_short_first_try_steps_and_is_evaluated_within_its_budget(
     monkeypatch: pytest.MonkeyPatch, budget: int | None
 ) -> None:
-    monkeypatch.setattr(scale, "_size", lambda _: Size(714, 714, has_validation=False))
+    monkeypatch.setattr(size_defaults, "_size", lambda _: Size(714, 714, has_validation=False))
     typed = OmegaConf.create({"max_fresh_examples": budget})
-    buffer, every = (scale.scaled(key, _root_=typed) for key in ("shuffle_buffer", "every_fresh_examples"))
+    buffer, every = (
+        size_defaults.scaled(key, _root_=typed) for key in ("shuffle_buffer", "every_fresh_examples")
+    )
     expected = {150: (18, 37), 500: (62, 125), 1143: (142, 285)}
     assert (buffer, every) == expected.get(budget or 0, (143, 286))
 
@@ -137,8 +141,8 @@ def test_the_size_of_text_is_told_from_files_rows_and_lines(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (("task=imagenet", "scale=images", "data.path=null"), "data.path: is missing"),
-        (("scale=images", "data.path=x"), "scale: is of tasks imagenet, coco and small_text, not of digits"),
+        (("task=imagenet", "scale=images", "data.path=null"), "data.path: missing"),
+        (("scale=images", "data.path=x"), "scale: task digits does not support it"),
         (("task=imagenet", "scale=images", "data.path=./nowhere/at/all"), "data.path=./nowhere/at/all: "),
     ],
 )
@@ -151,11 +155,12 @@ def test_what_has_no_size_is_one_message(
 
 
 def test_one_line_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "_size", lambda _: Size(714, 714, has_validation=False))
+    monkeypatch.setattr(size_defaults, "_size", lambda _: Size(714, 714, has_validation=False))
     plain = {
         "batch_size": 32, "max_fresh_examples": 5720, "data": {"validation_examples": 142},
         "echo": {"shuffle_buffer": 143}, "evaluate": {"every_fresh_examples": 286},
     }  # fmt: skip
-    assert scale.told(OmegaConf.create(), plain) == (
-        "scale: 572 images, 142 images held out, batch 32, buffer 143, evaluated every 286, budget 5,720"
+    assert size_defaults.describe(OmegaConf.create(), plain) == (
+        "scale: 572 images, 142 images for validation, batch 32, buffer 143, evaluated every 286, "
+        "budget 5,720"
     )

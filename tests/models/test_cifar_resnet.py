@@ -28,7 +28,7 @@ def test_it_is_the_papers_net_at_any_width() -> None:
 
 @pytest.mark.parametrize("depth", [2, 9, 31, -4])
 def test_other_depths_are_refused(depth: int) -> None:
-    with pytest.raises(ConfigError, match=f"depth={depth}: these nets have 6n"):
+    with pytest.raises(ConfigError, match=f"depth={depth}: must be 6n"):
         cifar_resnet(depth)
 
 

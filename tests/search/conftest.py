@@ -15,7 +15,7 @@ from adaecho.config.schema import to_plain
 from adaecho.run import CONF
 from adaecho.search import launch as workers
 from adaecho.search import report, sweeper
-from adaecho.search.arms import build_arms, composer, parse_typed
+from adaecho.search.arms import build_arms, composer, parse_overrides
 from adaecho.search.design import Arm, Design
 from adaecho.search.worker import Worker
 from tests import forks
@@ -49,7 +49,7 @@ def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any
 def _arms(*overrides: str, only: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> tuple[Arm, ...]:
     def design(config: Any, loader: Any, arguments: list[str]) -> tuple[Arm, ...]:
         named = only(to_plain(config)["search"]["arms"])
-        arms, left_out = build_arms(parse_typed(arguments, loader), named, composer(loader, config))
+        arms, left_out = build_arms(parse_overrides(arguments, loader), named, composer(loader, config))
         print(*left_out, sep="\n")
         return tuple(arms)
 

@@ -118,21 +118,21 @@ def test_whole_numbers_stay_inside_fractional_bounds_and_times_factor_scales_bot
 @pytest.mark.parametrize(
     ("key", "text", "factor", "expected"),
     [
-        (RATE, "interval(1, 1)", 1, "finite bounds, the lower one first"),
-        (RATE, "interval(2, 1)", 1, "finite bounds, the lower one first"),
-        (RATE, "tag(log, interval(0, 1))", 1, "above 0 for log"),
-        (RATE, "tag(log, interval(-1, 1))", 1, "above 0 for log"),
-        (MOMENTUM, "tag(reverse_log, interval(0.5, 1))", 1, "below 1 for reverse_log"),
-        (RATE, "tag(logarithmic, interval(0.1, 1))", 1, "the tags are"),
-        (RATE, "tag(log, reverse_log, interval(0.1, 0.9))", 1, "one of log and reverse_log"),
-        (RATE, "0.1,0.2", 1, "not an interval"),
-        (RATE, "interval(0.1", 1, "can't be read"),
-        (STEPS, "tag(times_factor, interval(1, 2))", "auto", "scale with echo.factor"),
-        ("optimizer.rate", "interval(0.1, 1)", 1, "no number of the config"),
-        ("task.name", "interval(0.1, 1)", 1, "no number of the config"),
-        ("echo", "interval(0.1, 1)", 1, "no number of the config"),
+        (RATE, "interval(1, 1)", 1, "finite bounds low < high"),
+        (RATE, "interval(2, 1)", 1, "finite bounds low < high"),
+        (RATE, "tag(log, interval(0, 1))", 1, "low > 0 for log"),
+        (RATE, "tag(log, interval(-1, 1))", 1, "low > 0 for log"),
+        (MOMENTUM, "tag(reverse_log, interval(0.5, 1))", 1, "high < 1 for reverse_log"),
+        (RATE, "tag(logarithmic, interval(0.1, 1))", 1, "unknown tag"),
+        (RATE, "tag(log, reverse_log, interval(0.1, 0.9))", 1, "log or reverse_log"),
+        (RATE, "0.1,0.2", 1, "expected an interval"),
+        (RATE, "interval(0.1", 1, "invalid"),
+        (STEPS, "tag(times_factor, interval(1, 2))", "auto", "times_factor needs a number"),
+        ("optimizer.rate", "interval(0.1, 1)", 1, "expected a key with a number"),
+        ("task.name", "interval(0.1, 1)", 1, "expected a key with a number"),
+        ("echo", "interval(0.1, 1)", 1, "expected a key with a number"),
         *(
-            (key, "interval(1, 3)", 1, "the same for all trials")
+            (key, "interval(1, 3)", 1, "must share it")
             for key in ("max_fresh_examples", "seed", "echo.factor", "search.trials", "target.value")
         ),
         (RATE, f"interval(0, {math.inf})", 1, "finite bounds"),
@@ -154,7 +154,7 @@ def test_a_tasks_own_options_are_axes_with_their_types() -> None:
     layers = parse_axis("task.layers", "interval(1, 4)", options=Options)
     assert {layers.value(u / 10) for u in range(10)} == {1, 2, 3, 4}
     assert type(parse_axis("task.dropout", "interval(0, 1)", options=Options).value(0.5)) is float
-    with pytest.raises(ConfigError, match=r"task\.model: is no number"):
+    with pytest.raises(ConfigError, match=r"task\.model: expected a key"):
         parse_axis("task.model", "interval(0, 1)", options=Options)
-    with pytest.raises(ConfigError, match=r"task\.depth: is no number"):
+    with pytest.raises(ConfigError, match=r"task\.depth: expected a key"):
         parse_axis("task.depth", "interval(0, 1)", options=Options)

@@ -22,7 +22,7 @@ from adaecho.search.design import Design, TrialId, read_design, record_design
 from adaecho.search.launch import WorkerError
 from adaecho.search.report import Progress
 from adaecho.search.state import SweepState
-from adaecho.search.worker import Worker, code_digest
+from adaecho.search.worker import Worker
 from hydra_plugins.adaecho_quasirandom import SlurmLauncher
 from tests.search.conftest import Command
 from tests.search.stub import run_trial
@@ -31,7 +31,7 @@ ON_SLURM = ("hydra/launcher=slurm",)
 
 
 def _worker(folder: Path, **changes: Any) -> Worker:
-    return Worker(str(folder), **{"code": code_digest(), "runner": run_trial, **changes})
+    return Worker(str(folder), **{"runner": run_trial, **changes})
 
 
 @pytest.fixture
@@ -48,14 +48,6 @@ def _statuses(design: Design, folder: Path) -> dict[int, str]:
 
 
 # What a job does, without Slurm.
-
-
-def test_a_worker_refuses_to_run_when_the_code_has_changed(recorded: Design, tmp_path: Path) -> None:
-    told = _worker(tmp_path, code="0123456789ab")()
-    assert "the code has changed since this job was submitted" in (told or "")
-    assert _statuses(recorded, tmp_path) == {}
-    _worker(tmp_path, code="")()
-    assert _statuses(recorded, tmp_path)
 
 
 def test_a_worker_refuses_a_trial_whose_config_has_changed(recorded: Design, tmp_path: Path) -> None:
@@ -158,7 +150,7 @@ def test_what_a_worker_runs_is_recorded_at_submission(submit: Command) -> None:
 
 
 def _watched(state: SweepState, monkeypatch: pytest.MonkeyPatch, *answers: int | WorkerError) -> int:
-    """How often squeue is asked by the watch of a sweep that is complete; it repeats its last answer."""
+    """Return how often the watch of a complete sweep calls squeue. The last answer repeats."""
     live_jobs = Mock(side_effect=[*answers, *answers[-1:] * 1000])
     monkeypatch.setattr(launch, "live_jobs", live_jobs)
     monkeypatch.setattr(launch, "POLL_S", 0.0)
@@ -166,14 +158,15 @@ def _watched(state: SweepState, monkeypatch: pytest.MonkeyPatch, *answers: int |
     return live_jobs.call_count
 
 
-def test_a_watch_outlasts_a_controller_that_is_silent_for_a_while(
+def test_a_watch_continues_when_squeue_fails(
     recorded: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _worker(tmp_path)()
-    state, silence = SweepState(recorded, tmp_path), WorkerError("squeue fails: Unable to contact controller")
+    state, silence = (
+        SweepState(recorded, tmp_path),
+        WorkerError("squeue failed: Unable to contact controller"),
+    )
     assert _watched(state, monkeypatch, 1, silence, silence, 1, 0) == 5
-    with pytest.raises(WorkerError, match="Unable to contact"):
-        _watched(state, monkeypatch, 1, silence)
 
 
 def test_what_is_queued_is_not_submitted_again(stand_in: Path, submit: Command) -> None:
@@ -197,29 +190,27 @@ def test_what_jobs_leave_undone_is_told(
     assert exit_code.value.code == 1
     assert len(_given(stand_in)) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "incomplete: 1 of 1 trials have not ended; the same -m command finishes them" in shown
+    assert "incomplete: 1 of 1 trials have not ended; run the same -m command to continue" in shown
 
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     "settings",
-    ["trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0", "nodes=0", "tasks_per_node=0",
-     "tasks_per_node=2 gpus_per_node=1"],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused_by_name(submit: Command, settings: str) -> None:
-    says = r"tasks_per_node=2: each rank takes a GPU .* gpus_per_node=1" if " " in settings else ""
-    with pytest.raises(ConfigError, match=says or f"hydra.launcher.{settings.partition('=')[0]}"):
-        submit("search.trials=1", *(f"hydra.launcher.{one}" for one in settings.split()))
+    ["trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0", "nodes=0", "tasks_per_node=0"],
+)
+def test_bad_settings_are_refused_by_name(submit: Command, settings: str) -> None:
+    with pytest.raises(ConfigError, match=f"hydra.launcher.{settings.partition('=')[0]}"):
+        submit("search.trials=1", f"hydra.launcher.{settings}")
 
 
 def test_what_sbatch_says_reaches_the_user_and_that_there_is_no_slurm(
     stand_in: Path, submit: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (stand_in / "sbatch").write_text("#!/bin/sh\necho 'invalid account' >&2\nexit 1\n")
-    with pytest.raises(WorkerError, match=r"sbatch refuses: .*invalid account"):
+    with pytest.raises(WorkerError, match=r"sbatch failed: .*invalid account"):
         submit("search.trials=1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(WorkerError, match=r"squeue fails.*is this a Slurm host"):
+    with pytest.raises(WorkerError, match=r"squeue failed.*is this a Slurm host"):
         submit("search.trials=1")
 
 

@@ -142,10 +142,10 @@ def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     more_than_once = {name: times for name, times in begun.items() if times > 1}
     assert more_than_once == {"none/0/0": 3, "none/0/1": 3, "none/0/2": 2, "none/0/3": 3}
     shown, warned = capsys.readouterr()
-    killed = "a worker died (killed by signal 9, often for want of memory); see"
+    killed = "a worker died (killed by signal 9, often for lack of memory); see"
     assert warned.count(killed) == 4  # once of one trial, three times of another
-    assert "search none/0 is incomplete: 2 of its trials failed" in shown
-    assert "its process died, often for want of memory" in found["none/0/3"]["error"]
+    assert "search none/0 is incomplete: 2 trials failed" in shown
+    assert "its process was killed, often for lack of memory" in found["none/0/3"]["error"]
     control.unlink()
     run_sweep(*ONE_ARM)
     assert "failed" not in {summary["status"] for summary in _summaries(folder).values()}
@@ -190,7 +190,7 @@ def test_a_worker_that_dies_before_its_first_trial_is_replaced_but_not_for_ever(
     """So that memory that was short for a moment ends no sweep."""
     monkeypatch.setattr(sweeper, "Worker", functools.partial(Worker, runner=Early()))
     write_json(Path("early.json"), {"deaths": 100})
-    with pytest.raises(WorkerError, match=r"a worker died \(killed by signal 9, often for want of memory\)"):
+    with pytest.raises(WorkerError, match=r"a worker died \(killed by signal 9, often for lack of memory\)"):
         run_sweep(*ONE_ARM)
     assert len(list(Path().glob("death-*"))) <= 8  # of two workers
     assert "warning: search.workers: a worker died" in capsys.readouterr().err
@@ -278,7 +278,9 @@ def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and
 def test_workers_end_with_their_launcher_and_log_what_trials_print(finished: Path) -> None:
     logs = [path.read_text() for path in sorted((finished / "workers").glob("worker-?.log"))]
     # As a set: two workers may reach for one trial at the same moment, and one finds it taken or finished.
-    said = {line.removesuffix(": begun") for log in logs for line in log.splitlines() if ": begun" in line}
+    said = {
+        line.removesuffix(": started") for log in logs for line in log.splitlines() if ": started" in line
+    }
     begun = _begun(finished)
     assert said == set(begun)
     assert set(begun.values()) == {1}

@@ -67,7 +67,7 @@ def test_every_command_names_the_file_and_the_remedy_in_one_line(
         "show": lambda: show.main([str(tmp_path / "run")]),
         "headroom": lambda: headroom.cli(),
     }
-for module in (trial, evaluate, pipeline_timer):
+    for module in (trial, evaluate, pipeline_timer):
         monkeypatch.setattr(module, "build_task", build_then_delete)
     for name, command in commands.items():
         if layout != "http" and name not in ("run", "evaluate"):

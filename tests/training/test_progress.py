@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
-from adaecho.config.optimization import ScheduleConfig, check_schedule
-from adaecho.config.schema import Config
+from adaecho.config.schema import Config, ScheduleConfig, check_schedule
 from adaecho.errors import ConfigError
 from adaecho.training.device import Clocks
 from adaecho.training.progress import budget_spent, is_better, meets

@@ -1,4 +1,4 @@
-"""This process among those of a run, as torchrun or a Slurm job sets the environment."""
+"""Rank and world size from the environment that torchrun or a Slurm job sets."""
 
 import gc
 import os
@@ -8,28 +8,28 @@ from contextlib import contextmanager
 
 
 def launched_rank() -> int:
-    """This process's rank; 0 where it was started alone."""
+    """Return the rank of this process; 0 without a launcher."""
     return int(os.environ.get("RANK") or 0)
 
 
 def launched_ranks() -> int:
-    """How many processes train one run together; 1 where this one was started alone."""
+    """Return the number of processes that train one run together; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its host."""
+    """Return the rank of this process on its host."""
     return int(os.environ.get("LOCAL_RANK") or 0)
 
 
 def was_restarted() -> bool:
-    """Whether torchrun started this process again after a failure (``--max-restarts``)."""
+    """Return whether torchrun restarted this process after a failure (``--max-restarts``)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import torch inside: the garbage collector does not scan what stays for the life of the process."""
+    """Import torch inside, without garbage collection: the objects of modules are never freed."""
     if "torch" in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""What a type can't say: ranges and choices, with the key in the message."""
+"""Checks of ranges and choices, with the key in the message."""
 
 import math
 
@@ -6,13 +6,13 @@ from adaecho.errors import ConfigError
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises ConfigError where a value is not among those allowed."""
+    """Raise ConfigError if a value is not allowed."""
     if value not in allowed:
         raise ConfigError(f"{key}={value}: must be one of {', '.join(allowed)}")
 
 
 def within(key: str, value: float | None, interval: str) -> None:
-    """Raises ConfigError where a number lies outside an interval such as ``[0, 1)``; None passes."""
+    """Raise ConfigError if a number lies outside an interval such as ``[0, 1)``. None passes."""
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     if value is None or low < value < high or (value == low and interval[0] == "["):
         return
@@ -22,18 +22,13 @@ def within(key: str, value: float | None, interval: str) -> None:
     raise ConfigError(f"{key}={value}: must {f'be {words}' if math.isinf(high) else f'lie in {interval}'}")
 
 
-def at_least(key: str, value: float | None, least: float) -> None:
-    """Raises ConfigError where a number is too small; None passes."""
-    within(key, value, f"[{least}, inf)")
-
-
 def check_depth(depth: int) -> int:
-    """Blocks per stage n of a ResNet for CIFAR, which has 6n + 2 layers.
+    """Return n, the blocks per stage of a CIFAR ResNet with 6n + 2 layers.
 
     Raises:
-        ConfigError: there is no net of that depth.
+        ConfigError: the depth is not 6n + 2.
     """
     blocks_per_stage, rest = divmod(depth - 2, 6)
     if rest or blocks_per_stage < 1:
-        raise ConfigError(f"depth={depth}: these nets have 6n + 2 layers; choose 8, 14, 20, 26, 32, 44 or 56")
+        raise ConfigError(f"depth={depth}: must be 6n + 2; choose 8, 14, 20, 26, 32, 44 or 56")
     return blocks_per_stage
