@@ -1,9 +1,9 @@
-"""Step time of AdaScale, and of FairScale's where it is installed, over plain SGD with the same accumulation.
+"""Step time of AdaScale, and of FairScale's if it is installed, over plain SGD with the same accumulation.
 
-Every round takes one step with each optimizer on a model of its own, in rotating order, and gives one ratio
-to the plain step of the same round. On a CPU steps are timed in CPU seconds of one thread, which is what they
-take on an idle machine and what a busy one changes least; where there is a GPU they run there, with fused SGD
-and the learning rate on the device, and are timed by the clock. Synthetic images.
+Every round takes one step with each optimizer, each with a separate model, in rotating order. A ratio is to
+the plain step of the same round. On a CPU the unit is CPU seconds of one thread, which a busy machine changes
+least. On a GPU the steps run with fused SGD and the learning rate on the device, by wall time. The images are
+synthetic.
 
 Run: python -m benchmarks.adascale_step_time
 """
@@ -103,9 +103,8 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = [row for name in MODELS for row in measure(name, device)]
-    record.show(rows)
     packages = ("torch", "torchvision", "fairscale")
-    print(record.write("adascale_step_time", rows, packages=packages, gpu=record.gpu()))
+    record.write("adascale_step_time", rows, packages=packages, gpu=record.gpu())
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.echo_memory
 
-The examples pass through the loader's own buffer (example_after_augmentation keeps augmented copies). The
-growth is that of the resident set over the batches after the buffer has reached equilibrium.
+The variant is example_after_augmentation, whose buffer holds augmented copies. The growth is that of the
+resident set after the buffer has reached equilibrium.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for factor in (1, 2):
-        # A source that itself takes no memory: one row, seen again and again.
+        # The source takes no memory: all rows are one row.
         source = {"tokens": np.broadcast_to(np.zeros(LENGTH, np.int32), (2_000_000, LENGTH))}
         before = resident_bytes()
         loader = EchoLoader(
@@ -47,7 +47,7 @@ def main() -> None:
             shuffle_buffer=arguments.buffer, order="stored",
         )  # fmt: skip
         batches = iter(loader)
-        # The number of distinct examples settles exponentially, with a constant of a buffer's length.
+        # The number of distinct examples settles exponentially, and its time constant is the buffer's length.
         for _ in range(8 * arguments.buffer // BATCH_SIZE):
             next(batches)
         settled = resident_bytes()
@@ -65,7 +65,6 @@ def main() -> None:
         )
         loader.close()
         del loader, batches
-    record.show(rows)
     record.write("echo_memory", rows)
 
 

@@ -1,48 +1,49 @@
-"""CIFAR-sized arrays: examples per second of EchoLoader against DataLoader and tf.data, side by side.
+"""CIFAR-sized arrays: examples per second of EchoLoader against DataLoader and tf.data, in turns.
 
-Every side gives uint8 batches of 128 after zero padding, random crop and flip. The sides take turns in short
-rounds of one process, so that another load on the machine falls on all of them; a ratio is the median over
-the rounds. DataLoader has 2 workers and torchvision v2 on tensors, which is faster than on PIL images. By
-hand is index arithmetic on whole batches in the loop's own thread, as one would write it, without a state.
-tf.data runs the paper's own snippet for the echo (section 2). EchoLoader works in one background thread.
+Every side returns uint8 batches of 128 after zero padding, random crop and flip. A ratio is a median over
+rounds. Measure on an idle machine: other work slows the sides that use all cores more.
 
-Batch echo can't come out above the ratio without echo. At a factor of 2 it makes half of its batches anew, so
-that its rate is at most twice the rate without echo, and tf.data reaches that twice: it gives the memory of a
-batch again, as arrays that can't be written into. What an EchoLoader gives is the consumer's to change, and a
-repeat is a copy. The record says how long the copy of a batch takes, and in the row "batch, copies free" what
-would come of twice the rate without echo. Processor time per batch stands in ``loader_against``'s record.
-Other work on the machine slows the sides that use all cores more: measure on an idle one.
+* EchoLoader: one background thread.
+* DataLoader: 2 workers, torchvision v2 on tensors, which is faster than on PIL images.
+* by hand: index arithmetic on whole batches in the loop's thread, without a state.
+* tf.data: the paper's snippet for the echo (section 2).
 
-    pip install tensorflow-cpu    # optional, also in another environment: --peers-python path/to/python
+At e = 2 batch echo makes half of its batches, so its rate is at most twice the rate without echo. tf.data
+reaches that limit: its repeats are read-only arrays of the same memory. A repeat of EchoLoader is a copy,
+since the training loop may change it. The record has the time of such a copy, and the row "batch, copies
+free" has twice the rate without echo.
+
+    pip install tensorflow-cpu    # optional; another environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays
 """
 
-import argparse
 import statistics
 import sys
-from collections.abc import Iterator
+import time
+from functools import partial
 from typing import Any
 
 import cv2
 import numpy as np
 import torch
 
+from adaecho import EchoLoader
+from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
-from benchmarks.peers import echo_small_arrays_loader
-from benchmarks.peers.echo_small_data import BATCH_SIZE, PADDING, copy_us, images, rate
-from benchmarks.peers.process import Peer
+from benchmarks.peers import sides
+from benchmarks.peers.sides import PADDING, Batches
 
+BATCH_SIZE = sides.SMALL.batch_size
 VARIANTS = {
     "none": 1,
     "example_before_augmentation": 2,
     "example_after_augmentation": 2,
     "batch": 2,
 }
-Batches = Iterator[Any]
 
 
 class Transformed(torch.utils.data.Dataset[Any]):
-    """As a torchvision user would write it."""
+    """Images under torchvision's transforms."""
 
     def __init__(self, source: dict[str, Any]) -> None:
         from torchvision.transforms import v2
@@ -82,52 +83,71 @@ def by_hand(source: dict[str, Any]) -> Batches:
             yield {"image": torch.from_numpy(cropped), "label": torch.from_numpy(labels[rows])}
 
 
-def row(echo: str, factor: int, ours: list[float], peers: dict[str, list[float]]) -> Any:
+def echo_loader(source: dict[str, Any], echo: str) -> Batches:
+    loader = EchoLoader(
+        source, BATCH_SIZE, echo=echo, factor=VARIANTS[echo], shuffle_buffer=sides.SMALL_BUFFER,
+        augment=PadCropFlip(PADDING, flip=True), num_workers=1,
+    )  # fmt: skip
+    return iter(loader)
+
+
+def copy_us(source: dict[str, Any]) -> float:
+    """CPU microseconds to copy a batch of images that no cache holds, to memory in use before."""
+    batches = source["image"][: 128 * BATCH_SIZE].reshape(128, BATCH_SIZE, -1)
+    into, spent = np.zeros_like(batches), []
+    for batch, copy in zip(batches, into, strict=True):
+        start = time.thread_time()
+        np.copyto(copy, batch)
+        spent.append(time.thread_time() - start)
+    return 1e6 * statistics.median(spent)
+
+
+def row(echo: str, ours: list[float], peers: dict[str, list[float]]) -> dict[str, Any]:
     """Medians over the rounds."""
-    found: dict[str, Any] = {"echo": echo, "factor": factor, "examples_per_s": statistics.median(ours)}
+    found: dict[str, Any] = {"echo": echo, "factor": VARIANTS[echo.partition(",")[0]]}
+    found["examples_per_s"] = statistics.median(ours)
     for peer, theirs in peers.items():
         found[f"{peer}_examples_per_s"] = statistics.median(theirs) if theirs else "absent"
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)] if theirs else []
-        found[f"ratio_to_{peer}"] = statistics.median(ratios) if ratios else "absent"
+        found[f"ratio_to_{peer}"] = sides.ratio(ours, theirs) if theirs else "absent"
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=0.5)
+    parser = record.options(__doc__, rounds=10, seconds=0.5)
     parser.add_argument("--peers-python", default=sys.executable, help="a Python that has tensorflow-cpu")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    source = images(50_000)
-    # Workers of DataLoader are forked first, before other libraries have threads.
-    iterators: dict[tuple[str, str], Batches] = {("DataLoader", "none"): data_loader(source)}
-    next(iterators["DataLoader", "none"])
-    iterators["by hand", "none"] = by_hand(source)
-    for echo, factor in VARIANTS.items():
-        iterators["EchoLoader", echo] = echo_small_arrays_loader.batches(source, echo, factor)
-    tf_data = Peer(arguments.peers_python, "benchmarks.peers.echo_tf_data")
-    rates: dict[tuple[str, str], list[float]] = {}
-    copies_us = []
-    for _ in range(arguments.rounds):
-        copies_us.append(copy_us(source))
-        for side, batches in iterators.items():
-            rates.setdefault(side, []).append(rate(batches, arguments.seconds))
-        for echo, factor in VARIANTS.items() if tf_data.found else ():
-            rates.setdefault(("tf.data", echo), []).append(tf_data.rate(echo, factor, arguments.seconds))
-    tf_data.close()
-    ours = {echo: rates["EchoLoader", echo] for echo in VARIANTS}
-    plain = {peer: rates[peer, "none"] for peer in ("DataLoader", "by hand")}
-    peers = {echo: {**plain, "tf.data": rates.get(("tf.data", echo), [])} for echo in VARIANTS}
-    rows = [row(echo, factor, ours[echo], peers[echo]) for echo, factor in VARIANTS.items()]
-    doubled = [VARIANTS["batch"] * one for one in ours["none"]]
-    rows.append(row("batch, copies free", VARIANTS["batch"], doubled, peers["batch"]))
-    record.show(rows)
+    source = sides.images(50_000)
+    # Fork the workers of DataLoader before other libraries start threads.
+    running = {"DataLoader": data_loader(source)}
+    next(running["DataLoader"])
+    running |= {"by hand": by_hand(source)} | {echo: echo_loader(source, echo) for echo in VARIANTS}
+    tf_data = {
+        echo: sides.Peer(options.peers_python, "tf_data", "small", echo, str(factor))
+        for echo, factor in VARIANTS.items()
+    }
+    turns: dict[Any, Any] = {
+        name: partial(sides.rates, batches, options.seconds, sides.SMALL) for name, batches in running.items()
+    }
+    turns |= {
+        (echo, "tf.data"): partial(peer.rates, options.seconds)
+        for echo, peer in tf_data.items()
+        if peer.version
+    }
+    measured = sides.take_turns(turns, options.rounds)
+    rates = {name: [one.per_s for one in of_side] for name, of_side in measured.items()}
+    plain = {peer: rates[peer] for peer in ("DataLoader", "by hand")}
+    peers = {echo: {**plain, "tf.data": rates.get((echo, "tf.data"), [])} for echo in VARIANTS}
+    rows = [row(echo, rates[echo], peers[echo]) for echo in VARIANTS]
+    doubled = [VARIANTS["batch"] * one for one in rates["none"]]
+    rows.append(row("batch, copies free", doubled, peers["batch"]))
+    for peer in tf_data.values():
+        peer.close()
     packages = ("torch", "torchvision", "numpy", "opencv-python-headless")
     record.write(
         "echo_small_arrays", rows, packages=packages,
-        tensorflow=tf_data.version, copy_us_per_batch=statistics.median(copies_us),
+        tensorflow=tf_data["none"].version or tf_data["none"].note, copy_us_per_batch=copy_us(source),
     )  # fmt: skip
 
 

@@ -1,16 +1,15 @@
-"""What the echo stage costs: against the ideal of the paper's equation 1, and a Python-bound training step.
+"""Cost of the echo stage: against the ideal of the paper's equation 1, and for a Python-bound training step.
 
     python -m benchmarks.echo_stage
 
-* throttled: storage that delivers a batch every t_upstream at most, so that R = 6; with e = 5, wall time per
-  fresh batch over the ideal max(t_upstream, 5 t_downstream).
-* free: upstream at full speed, e = 2, over the same steps on fresh batches that lie in memory.
-* python_bound: a 10 ms step in pure Python next to the loader's thread, over the same step alone.
+* throttled: storage delivers a batch every t_upstream at most, so that R = 6; e = 5. The ratio is wall time
+  per fresh batch over the ideal max(t_upstream, 5 t_downstream).
+* free: upstream at full speed, e = 2, over the same steps on batches in memory.
+* python_bound: a 10 ms step in pure Python while the loader's thread works, over the step alone.
 
-Sides take turns; a ratio is the median over the turns.
+The sides alternate; a ratio is the median over turns.
 """
 
-import argparse
 import itertools
 import statistics
 import time
@@ -28,11 +27,6 @@ BATCH_SIZE = 128
 ZEROS = {"image": np.zeros((20_000, 32, 32, 3), np.uint8)}
 
 
-def step_sleeping(seconds: float) -> None:
-    """A step on an accelerator, which leaves the processor alone."""
-    time.sleep(seconds)
-
-
 def step_in_python(iterations: int) -> float:
     total = 0.0
     for number in range(iterations):
@@ -48,7 +42,7 @@ def throttled(echo: str, rounds: int) -> dict[str, Any]:
     def source() -> Iterator[dict[str, Any]]:
         due = time.perf_counter()
         while True:
-            # The next delivery is on its way while this one is worked on, as in a network's buffers.
+            # The next delivery is under way while the loader works on this one, as in a network's buffers.
             due = max(due + upstream_s, time.perf_counter())
             time.sleep(max(due - time.perf_counter(), 0))
             for image in images:
@@ -59,7 +53,7 @@ def throttled(echo: str, rounds: int) -> dict[str, Any]:
         with EchoLoader(source, BATCH_SIZE, echo=echo, factor=factor, num_workers=1) as loader:
             batches = iter(loader)
             next(batches)
-            # What was read ahead at the start is used up, 10 ms with each fresh batch.
+            # Use up what the loader read ahead at the start, 10 ms with each fresh batch.
             _train(loader, batches, 30, downstream_s)
             spent = _timed(partial(_train, loader, batches, fresh_batches, downstream_s), 1)
         ratios.append(spent / fresh_batches / max(upstream_s, factor * downstream_s))
@@ -70,11 +64,11 @@ def _train(loader: EchoLoader, batches: Iterator[Any], fresh_batches: int, step_
     end = loader.fresh_examples + fresh_batches * BATCH_SIZE
     while loader.fresh_examples < end:
         next(batches)
-        step_sleeping(step_s)
+        time.sleep(step_s)  # a step on an accelerator
 
 
 def free(step_ms: int, rounds: int) -> dict[str, Any]:
-    """e = 2 with upstream free, against resident batches; the step is matrix products."""
+    """Return the cost of e = 2 at full upstream speed; the step is matrix products."""
     matrix = torch.ones(256, 256)
     products = _repeats(lambda number: [matrix @ matrix for _ in range(number)], step_ms)
     resident = itertools.cycle(
@@ -93,7 +87,7 @@ def free(step_ms: int, rounds: int) -> dict[str, Any]:
 
 
 def python_bound(rounds: int) -> dict[str, Any]:
-    """A 10 ms step in pure Python next to the loader, against the step alone."""
+    """Return the cost of a loader for a 10 ms step in pure Python."""
     iterations = _repeats(step_in_python, 10)
 
     def step(batches: Iterator[Any]) -> None:
@@ -107,7 +101,7 @@ def python_bound(rounds: int) -> dict[str, Any]:
 
 
 def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
-    """How often to repeat what ``call`` repeats to fill so much time."""
+    """Number of repeats of ``call`` that fill the time."""
     number, spent = 1, 0.0
     while spent < milliseconds / 1000:
         number *= 2
@@ -116,9 +110,9 @@ def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
 
 
 def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
-    """Median over pairs of short turns of 50 steps: another load on the machine falls on both of a pair.
+    """Median over pairs of short turns of 50 steps: other work on the machine slows both of a pair.
 
-    Between its turns the loader's threads stand still, their queues full.
+    Between its turns the loader's queues are full and its threads wait.
     """
     _timed(with_loader, 50)
     return statistics.median(_timed(with_loader, 50) / _timed(without, 50) for _ in range(pairs))
@@ -132,13 +126,10 @@ def _timed(call: Callable[[], Any], times: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    rounds = record.options(__doc__, rounds=5).parse_args().rounds
     torch.set_num_threads(1)
     rows = [throttled("batch", rounds), throttled("example_before_augmentation", rounds)]
     rows += [free(2, rounds), free(10, rounds), python_bound(rounds)]
-    record.show(rows)
     record.write("echo_stage", rows)
 
 

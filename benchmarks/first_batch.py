@@ -1,19 +1,18 @@
-"""Seconds from making a loader to its first batch: EchoLoader beside DataLoader, in turns.
+"""Seconds from the construction of a loader to its first batch: EchoLoader and DataLoader, in turns.
 
-Small images lie in memory as arrays (50,000 of 32x32, batches of 128); photographs as JPEGs of 500x375 in
-memory, to batches of 64 after random resized crop to 224 and flip. Each loader is made anew for each round.
-DataLoader shuffles by a permutation, as EchoLoader does with ``shuffle_buffer=0``; the paper's buffer of
-10,000 examples is filled before the first batch, and stands beside it for small images, one of 256 for
-photographs.
+Small images: 50,000 arrays of 32x32 in memory, batches of 128. Photographs: JPEGs of 500x375 in memory,
+batches of 64 after random resized crop to 224 and flip. DataLoader shuffles by a permutation, as EchoLoader
+does with ``shuffle_buffer=0``. The third side fills a buffer first: 10,000 small images, the paper's size, or
+256 photographs.
 
     python -m benchmarks.first_batch
 """
 
-import argparse
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
 from benchmarks.echo_jpeg import Encoded
 from benchmarks.echo_small_arrays import Transformed
-from benchmarks.peers.echo_jpegs import RATIO, SCALE, SIZE, read_images, write_images
-from benchmarks.peers.echo_small_data import PADDING, images
+from benchmarks.peers import sides
+from benchmarks.peers.sides import PADDING, RATIO, SCALE, SIZE
 
 SMALL, PHOTOGRAPHS = "arrays, 32x32", "JPEG, 500x375"
 BUFFERS = {SMALL: 10_000, PHOTOGRAPHS: 256}
@@ -35,50 +34,38 @@ Make = Callable[[], Any]
 
 
 def small_sides(workers: int) -> dict[str, Make]:
-    """What makes each loader of small images."""
-    source = images(50_000)
+    """Constructors of the loaders of small images."""
+    source = sides.images(50_000)
     transformed = Transformed(source)
-
-    def echo_loader(shuffle_buffer: int) -> Make:
-        return lambda: EchoLoader(
-            source,
-            128,
-            shuffle_buffer=shuffle_buffer,
-            augment=PadCropFlip(PADDING, flip=True),
-            num_workers=workers,
-        )
-
-    return {
-        "DataLoader": lambda: torch.utils.data.DataLoader(
-            transformed, 128, shuffle=True, num_workers=workers
-        ),
-        "EchoLoader": echo_loader(0),
-        "EchoLoader_with_buffer": echo_loader(BUFFERS[SMALL]),
-    }
+    augment = PadCropFlip(PADDING, flip=True)
+    echo_loader = partial(EchoLoader, source, 128, augment=augment, num_workers=workers)
+    return _sides(transformed, 128, workers, echo_loader, BUFFERS[SMALL])
 
 
 def photograph_sides(encoded: list[bytes], workers: int) -> dict[str, Make]:
-    """What makes each loader of photographs."""
+    """Constructors of the loaders of photographs."""
     from torchvision.transforms import v2
 
     crop = v2.RandomResizedCrop(SIZE, SCALE, RATIO)
     transformed = Encoded(encoded, v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()]))
+    echo_loader = partial(
+        EchoLoader, Encoded(encoded), 64, decode=DecodeImage(), place="encoded",
+        augment=RandomResizedCrop(SIZE, SCALE, RATIO), num_workers=workers,
+    )  # fmt: skip
+    return _sides(transformed, 64, workers, echo_loader, BUFFERS[PHOTOGRAPHS])
 
-    def echo_loader(shuffle_buffer: int) -> Make:
-        return lambda: EchoLoader(
-            Encoded(encoded), 64, shuffle_buffer=shuffle_buffer, decode=DecodeImage(), place="encoded",
-            augment=RandomResizedCrop(SIZE, SCALE, RATIO), num_workers=workers,
-        )  # fmt: skip
 
+def _sides(dataset: Any, batch: int, workers: int, echo_loader: Any, buffer: int) -> dict[str, Make]:
+    data_loader = torch.utils.data.DataLoader
     return {
-        "DataLoader": lambda: torch.utils.data.DataLoader(transformed, 64, shuffle=True, num_workers=workers),
-        "EchoLoader": echo_loader(0),
-        "EchoLoader_with_buffer": echo_loader(BUFFERS[PHOTOGRAPHS]),
+        "DataLoader": partial(data_loader, dataset, batch, shuffle=True, num_workers=workers),
+        "EchoLoader": partial(echo_loader, shuffle_buffer=0),
+        "EchoLoader_with_buffer": partial(echo_loader, shuffle_buffer=buffer),
     }
 
 
 def first_batch_s(make: Make) -> float:
-    """From making a loader to its first batch; what stops its workers is not counted."""
+    """Seconds of the construction and the first batch, without the end of the workers."""
     begin = time.perf_counter()
     loader = make()
     batches = iter(loader)
@@ -90,42 +77,32 @@ def first_batch_s(make: Make) -> float:
     return found
 
 
-def measure(kind: str, sides: dict[str, Make], workers: int, rounds: int) -> dict[str, Any]:
+def measure(kind: str, made: dict[str, Make], workers: int, rounds: int) -> dict[str, Any]:
     """One row; the first round, which pays for imports, is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, make in sides.items():
-            found = first_batch_s(make)
-            if number:
-                seconds[name].append(found)
-    ratios = [a / b for a, b in zip(seconds["EchoLoader"], seconds["DataLoader"], strict=True)]
+    turns = {name: partial(first_batch_s, make) for name, make in made.items()}
+    seconds = {name: found[1:] for name, found in sides.take_turns(turns, rounds + 1).items()}
     return {
         "examples": kind,
         "num_workers": workers,
         **{f"{name}_s": statistics.median(found) for name, found in seconds.items()},
         "shuffle_buffer": BUFFERS[kind],
-        "ratio_without_buffer": statistics.median(ratios),
+        "ratio_without_buffer": sides.ratio(seconds["EchoLoader"], seconds["DataLoader"]),
     }
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
+    rounds = record.options(__doc__, rounds=7).parse_args().rounds
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as made:
-        write_images(Path(made), 60)
-        encoded = read_images(Path(made))
+        sides.write_jpegs(Path(made), 60)
+        encoded = sides.read_jpegs(Path(made))
     rows = []
     for workers in (0, 2):
-        rows.append(measure(SMALL, small_sides(workers), workers, arguments.rounds))
-        rows.append(measure(PHOTOGRAPHS, photograph_sides(encoded, workers), workers, arguments.rounds))
-    record.show(rows)
-    record.write(
-        "first_batch", rows, packages=("torch", "torchvision", "numpy", "opencv-python-headless", "pillow")
-    )
+        rows.append(measure(SMALL, small_sides(workers), workers, rounds))
+        rows.append(measure(PHOTOGRAPHS, photograph_sides(encoded, workers), workers, rounds))
+    packages = ("torch", "torchvision", "numpy", "opencv-python-headless", "pillow")
+    record.write("first_batch", rows, packages=packages)
 
 
 if __name__ == "__main__":

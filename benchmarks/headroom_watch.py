@@ -1,15 +1,13 @@
-"""``headroom.watch``: what it costs in a loop, and whether R is right around loaders of known pace.
+"""``headroom.watch``: its cost in a loop, and the error of R around loaders of known pace.
 
-Overhead: loops of steps that are busy for 5 ms, over batches in memory, with and without ``watch``, in
-turns; and the time of ``watch`` itself for each batch, over steps of nothing. R: a loader that takes 5, 20
-or 60 ms a batch (it sleeps), in the loop's thread or in a worker process beside it, and steps that sleep 20
-ms; R as found beside what a pass over the loader with no steps takes for a batch, over the steps of the loop.
-Medians over rounds.
+Cost: loops of steps that are busy for 5 ms, with and without ``watch``, in turns; and the time of ``watch``
+per batch around empty steps. R: a loader sleeps 5, 20 or 60 ms per batch, in the loop's thread or in a worker
+process; a step sleeps 20 ms. The reference is an epoch without steps, over the steps of the loop. Numbers are
+medians over rounds.
 
     python -m benchmarks.headroom_watch
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterable, Iterator
@@ -25,7 +23,7 @@ PACES = {"fast": 0.005, "balanced": 0.02, "slow": 0.06}
 
 
 class Paced(torch.utils.data.IterableDataset[int]):
-    """Batches that take a while."""
+    """Batches at a fixed pace."""
 
     def __init__(self, batch_s: float, number: int) -> None:
         self.batch_s, self.number = batch_s, number
@@ -46,7 +44,7 @@ def _loop_s(batches: Iterable[Any], step_s: float) -> float:
 
 
 def overhead(steps: int, rounds: int) -> dict[str, Any]:
-    """One row: loops of busy steps, and of no work at all, in turns."""
+    """One row: loops of busy steps and of empty steps, in turns."""
     ratios, own = [], []
     for _ in range(rounds):
         plain = _loop_s(range(steps), STEP_S)
@@ -63,17 +61,16 @@ def overhead(steps: int, rounds: int) -> dict[str, Any]:
 
 
 def _alone_s(loader: Iterable[int], steps: int) -> float:
-    """Seconds a batch of a pass with no steps, but for the first batch, which starts workers."""
+    """Seconds per batch of an epoch without steps, after the first batch, which starts the workers."""
     batches = iter(loader)
     next(batches)
     begin = time.perf_counter()
-    for _ in batches:
-        pass
+    list(batches)
     return (time.perf_counter() - begin) / (steps - 1)
 
 
 def ratio(pace: str, workers: int, steps: int, rounds: int) -> dict[str, Any]:
-    """One row: R as found and as paced."""
+    """One row: R as measured, and its ratio to the reference."""
     found, over_paced = [], []
     for _ in range(rounds):
         loader: Any = Paced(PACES[pace], steps)
@@ -98,20 +95,16 @@ def ratio(pace: str, workers: int, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = record.options(__doc__, rounds=7)
+    parser.add_argument("--steps", type=int, default=200, help="of a loop (%(default)s)")
     arguments = parser.parse_args()
     costs = [overhead(arguments.steps, arguments.rounds)]
-    record.show(costs)
     ratios = [
         ratio(pace, workers, arguments.steps // 4, arguments.rounds)
         for workers in (0, 1)
         for pace in PACES
-        if not (workers and pace == "fast")  # of workers that are never waited for R is a bound
+        if not (workers and pace == "fast")  # R is a bound if the loop never waits for workers
     ]
-    record.show(ratios)
     record.write("headroom_watch", costs, ratios=ratios)
 
 

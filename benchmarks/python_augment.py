@@ -1,17 +1,17 @@
-"""An augmentation in plain Python, which holds the interpreter's lock: processes, threads and a DataLoader.
+"""An augmentation in plain Python, which holds the GIL: EchoLoader against DataLoader, in turns.
 
-Three kinds of examples: a dict of eight numbers, small images (32x32) and large ones (224x224). The
-augmentation takes 100 microseconds of Python for each. Batches of 64, two workers; a row of the table is one
-of several turns in one run, in which all ways follow one another; shares are medians of those of each turn.
-With e = 2 each example read is augmented twice: DataLoader has nothing like it, and reads again.
+Three kinds of examples: a dict of eight numbers, small images (32x32) and large images (224x224). The
+augmentation takes 100 microseconds of Python per example. Batches of 64, two workers. Undeclared code works
+in forked processes, declared code (``thread_safe = True``) in threads. With e = 2 the loader augments each
+example twice; the DataLoader reads it again.
 
-    python -m benchmarks.python_augment [SECONDS] [TURNS]
+    python -m benchmarks.python_augment
 """
 
 import statistics
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
-from benchmarks.record import show, write
+from benchmarks import record
+from benchmarks.peers import sides
 
-BATCH, WORKERS, BUSY_S, WARM_UP = 64, 2, 100e-6, 16
+KIND, WORKERS, BUSY_S = sides.Kind(64, 16), 2, 100e-6
+E2: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 512}
 
 
 def busy(loops: int) -> float:
-    """Python that does nothing else."""
     value = 1.0
     for _ in range(loops):
         value = value * 1.0000001 + 1e-9
@@ -52,79 +53,82 @@ def augment(example: Any, rng: Any) -> Any:
     return example[:, ::-1].copy() if shift < 0.5 else example
 
 
-class Rows(Dataset[Any]):
-    """Arrays in memory, as a map-style dataset."""
+class Declared:
+    """The same augmentation for threads."""
 
-    def __init__(self, kind: str, *, augmented: bool = False) -> None:
-        draws, self.augmented = np.random.default_rng(0), augmented
-        self.images = self.numbers = None
+    thread_safe = True
+
+    def __call__(self, example: Any, rng: Any) -> Any:
+        return augment(example, rng)
+
+
+class InMemory(Dataset[Any]):
+    """Arrays as a map-style dataset."""
+
+    def __init__(self, kind: str, *, augmented: bool = False, declared: bool = False) -> None:
+        rng, self.augmented, self.thread_safe = np.random.default_rng(0), augmented, declared
         if kind == "dict of 8":
-            self.numbers = {f"field {n}": draws.random(20_000, dtype=np.float32) for n in range(8)}
+            self.fields = {f"field {n}": rng.random(20_000, dtype=np.float32) for n in range(8)}
         else:
             size, length = (32, 20_000) if kind == "32x32" else (224, 2_000)
-            self.images = draws.integers(0, 255, (length, size, size, 3), dtype=np.uint8)
+            self.fields = {"image": rng.integers(0, 255, (length, size, size, 3), dtype=np.uint8)}
 
     def __len__(self) -> int:
-        return 20_000 if self.images is None else len(self.images)
+        return len(next(iter(self.fields.values())))
 
     def __getitem__(self, row: int) -> Any:
-        if self.numbers is not None:
-            example: Any = {name: values[row] for name, values in self.numbers.items()}
-        else:
-            assert self.images is not None
-            example = self.images[row]
+        example: Any = {name: values[row] for name, values in self.fields.items()}
+        example = example.get("image", example)
         return augment(example, np.random) if self.augmented else example
 
 
-def endless(loader: Any) -> Iterator[Any]:
-    """Its batches, pass after pass."""
+def data_loader(kind: str) -> sides.Batches:
+    loader = DataLoader(
+        InMemory(kind, augmented=True), KIND.batch_size, shuffle=True, num_workers=WORKERS, drop_last=True,
+        persistent_workers=True,
+    )  # fmt: skip
     while True:
         yield from loader
 
 
-def rate(batches: Iterator[Any], seconds: float) -> float:
-    """Examples per second, after the first batches."""
-    for _ in range(WARM_UP):
-        next(batches)
-    start, number = time.perf_counter(), 0
-    while (taken := time.perf_counter() - start) < seconds:
-        next(batches)
-        number += 1
-    return number * BATCH / taken
+def echo_loader(kind: str, *, declared: bool = False, **echo: Any) -> EchoLoader:
+    return EchoLoader(
+        InMemory(kind, declared=declared), KIND.batch_size, augment=Declared() if declared else augment,
+        num_workers=WORKERS, **echo,
+    )  # fmt: skip
 
 
-def rates(plain: Rows, augmented: Rows, seconds: float) -> dict[str, float]:
-    """Of each way, once."""
-    data_loader = DataLoader(augmented, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
-    found = {"DataLoader": rate(endless(data_loader), seconds)}
-    e2: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 512}
-    ways: dict[str, dict[str, Any]] = {
-        "threads": {}, "processes": {"processes": True}, "processes, e=2": {"processes": True, **e2},
+def measure(kind: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """One row for each side of EchoLoader."""
+    loaders = {
+        "undeclared": echo_loader(kind), "undeclared, e=2": echo_loader(kind, **E2),
+        "declared": echo_loader(kind, declared=True), "declared, e=2": echo_loader(kind, declared=True, **E2),
     }  # fmt: skip
-    for way, arguments in ways.items():
-        with EchoLoader(plain, BATCH, augment=augment, num_workers=WORKERS, **arguments) as loader:
-            found[way] = rate(iter(loader), seconds)
-    return found
+    running = {"DataLoader": data_loader(kind)} | {way: iter(loader) for way, loader in loaders.items()}
+    for batches in running.values():  # fork before the threads start
+        next(batches)
+    turns: dict[str, Callable[[], sides.Rates]] = {
+        way: partial(sides.rates, batches, seconds, KIND) for way, batches in running.items()
+    }
+    found = {way: [one.per_s for one in turn] for way, turn in sides.take_turns(turns, rounds).items()}
+    for loader in loaders.values():
+        loader.close()
+    rows = []
+    for way in loaders:
+        ratios = [a / b for a, b in zip(found[way], found["DataLoader"], strict=True)]
+        row = {"examples": kind, "EchoLoader": way, "examples_per_s": statistics.median(found[way])}
+        row |= {"DataLoader_examples_per_s": statistics.median(found["DataLoader"])}
+        row |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
-    """Measure all and write the record."""
+    options = record.options(__doc__, rounds=7, seconds=1.5).parse_args()
     torch.set_num_threads(1)
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 4.0
-    turns = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    rows = []
-    for kind in ("dict of 8", "32x32", "224x224"):
-        plain, augmented = Rows(kind), Rows(kind, augmented=True)
-        found = [rates(plain, augmented, seconds) for _ in range(turns)]
-        base = statistics.median(turn["DataLoader"] for turn in found)
-        row: dict[str, Any] = {"examples": kind, "DataLoader, examples_per_s": round(base)}
-        for way in ("threads", "processes", "processes, e=2"):
-            shares = [turn[way] / turn["DataLoader"] for turn in found]
-            row[f"{way}, x DataLoader"] = round(statistics.median(shares), 2)
-            row[f"{way}, lowest and highest"] = [round(min(shares), 2), round(max(shares), 2)]
-        rows.append(row)
-    show(rows)
-    write("python_augment", rows, packages=("torch", "numpy"))
+    kinds = ("dict of 8", "32x32", "224x224")
+    rows = [row for kind in kinds for row in measure(kind, options.rounds, options.seconds)]
+    record.write("python_augment", rows)
 
 
 if __name__ == "__main__":

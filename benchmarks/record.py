@@ -1,5 +1,6 @@
-"""What every benchmark leaves: a JSON record of what was measured, on what, when, by which command."""
+"""The JSON record of a benchmark: measurements, machine, date and command."""
 
+import argparse
 import json
 import os
 import platform
@@ -11,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-# Over five minutes, before the benchmark itself adds to it: what else the machine was doing.
+# The average over five minutes, before the benchmark adds to it: other work on the machine.
 _LOAD = os.getloadavg()[1] if hasattr(os, "getloadavg") else None
 
 
 def _without_folders(argument: str) -> str:
-    """A record is read elsewhere: of an absolute path only the end says something."""
+    """Shorten an absolute path to its last part; other machines have other folders."""
     return f"path/to/{Path(argument).name}" if Path(argument).is_absolute() else argument
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
@@ -39,7 +37,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit, and whether tracked files other than records differ from it; None without a checkout."""
+    """Return the commit, and whether tracked files other than records differ from it; None without git."""
     git = ["git", "--no-optional-locks", "-C", str(FOLDER.parent)]
     status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/*.json"]
     try:
@@ -53,13 +51,22 @@ def _git() -> dict[str, Any] | None:
 
 
 def gpu() -> str | None:
-    """Name of the GPU that torch finds."""
+    """Return the name of the first GPU."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-_GIT = _git()  # of what was imported: a long benchmark ends when the checkout may have moved on
+_GIT = _git()  # at import, since the checkout may change during a long benchmark
+
+
+def options(doc: str | None, *, rounds: int, seconds: float | None = None) -> argparse.ArgumentParser:
+    """Return a parser of ``--rounds`` and, where a default is given, ``--seconds``."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side (%(default)s)")
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="of a turn (%(default)s)")
+    return parser
 
 
 def write(
@@ -70,22 +77,25 @@ def write(
     path: Path | None = None,
     gpu: str | None = None,
     **more: Any,
-) -> Path:
-    """Write ``benchmarks/<name>.json``, on a GPU ``benchmarks/gpu/<name>.json``, and return its path.
+) -> None:
+    """Print the rows and write ``benchmarks/<name>.json``, on a GPU ``benchmarks/gpu/<name>.json``.
 
     Args:
         name: the benchmark's file name without ending.
         rows: the measurements; durations in seconds or as ratios, units in the keys.
         packages: distributions whose versions matter, peers included.
-        path: where else the record goes, of a benchmark that an experiment's rule reads.
-        gpu: what it was measured on, where that is one.
-        more: to be told beside the rows.
+        path: the record's file, if an experiment reads it.
+        gpu: name of the GPU that ran the benchmark.
+        more: further fields of the record; lists of rows are printed.
     """
+    for table in (rows, *(value for value in more.values() if isinstance(value, list))):
+        show(table)
     path = path or FOLDER / ("gpu" if gpu else "") / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)  # of the first on a GPU
+    path.parent.mkdir(exist_ok=True)
     more = {"gpu": gpu, **more} if gpu else more
+    module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
     record = {
-        "command": " ".join(["python", "-m", f"benchmarks.{name}", *map(_without_folders, sys.argv[1:])]),
+        "command": " ".join(["python", "-m", module, *map(_without_folders, sys.argv[1:])]),
         "date": date.today().isoformat(),
         "git": _GIT,
         "cpu": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
@@ -95,11 +105,11 @@ def write(
         "rows": rows,
     }
     path.write_text(json.dumps(record, indent=1) + "\n")
-    return path
+    print(path)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a table in which numbers have four digits."""
+    """Print rows as a table; numbers have four digits."""
     keys = list(rows[0])
     cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
     widths = [max(len(key), *(len(row[i]) for row in cells)) for i, key in enumerate(keys)]

@@ -11,17 +11,17 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from adaecho.models.cifar_resnet import cifar_resnet
-from adaecho.models.normalise import Normalise
 from torch import nn
 
 from adaecho import EchoLoader
+from adaecho.models.images import Normalise, cifar_resnet
 from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
+from benchmarks.peers import sides
 
 BATCH_SIZE = 128
 STEPS = {"cuda": 100, "cpu": 3}  # per turn
@@ -59,13 +59,9 @@ def profile(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterato
 def main() -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rng = np.random.default_rng(0)
-    source = {
-        "image": rng.integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8),
-        "label": rng.integers(0, 10, 50_000),
-    }
     model = nn.Sequential(Normalise((125.0,) * 3, (64.0,) * 3, channels_last=True), cifar_resnet()).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    source = sides.images(50_000)
     loaders = {
         echo: EchoLoader(
             source, BATCH_SIZE, echo=echo, factor=factor, shuffle_buffer=10_000,
@@ -73,31 +69,26 @@ def main() -> None:
         )
         for echo, factor in (("none", 1), ("batch", 2))
     }  # fmt: skip
-    sides: dict[str, Iterator[Any]] = {echo: iter(loader) for echo, loader in loaders.items()}
-    sides["resident batch"] = itertools.repeat(next(sides["none"]))
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(TURNS):
-        for side, batches in sides.items():
-            rates[side].append(train(model, optimizer, batches, STEPS[device]))
-    resident = rates["resident batch"][1:]
-    rows = []
-    for side in loaders:
-        ratios = [one / other for one, other in zip(rates[side][1:], resident, strict=True)]
-        name = torch.cuda.get_device_name() if device == "cuda" else "cpu, 1 thread"
-        rows.append(
-            {
-                "echo": side,
-                "device": name,
-                "steps_per_s": statistics.median(rates[side][1:]),
-                "resident_steps_per_s": statistics.median(resident),
-                "ratio_to_resident": statistics.median(ratios),
-            }
-        )
-    found = profile(model, optimizer, sides["none"], STEPS[device])
+    running: dict[str, Iterator[Any]] = {echo: iter(loader) for echo, loader in loaders.items()}
+    running["resident batch"] = itertools.repeat(next(running["none"]))
+    turns = {
+        side: partial(train, model, optimizer, batches, STEPS[device]) for side, batches in running.items()
+    }
+    rates = {side: found[1:] for side, found in sides.take_turns(turns, TURNS).items()}
+    resident = rates["resident batch"]
+    rows = [
+        {
+            "echo": side,
+            "device": record.gpu() or "cpu, 1 thread",
+            "steps_per_s": statistics.median(rates[side]),
+            "resident_steps_per_s": statistics.median(resident),
+            "ratio_to_resident": sides.ratio(rates[side], resident),
+        }
+        for side in loaders
+    ]
+    found = profile(model, optimizer, running["none"], STEPS[device])
     for loader in loaders.values():
         loader.close()
-    record.show(rows)
-    record.show(found)
     record.write("resident_rate", rows, gpu=record.gpu(), profile_of_a_step=found)
 
 

@@ -1,17 +1,15 @@
-"""Which share of a sweep's time goes to training, with workers that stay alive and with a process per trial.
+"""Share of a sweep's time that goes to training: workers that stay alive, or a process per trial.
 
-One search of digits trials as people type it, then its first trials again, each in a process of its own,
-which is what a plain launcher does; two at a time. The share is the trials' own training and evaluation
-clocks over wall time times two: start-up, the Optuna export and the figure at the end included.
-``--against CHECKOUT`` runs the same search with another checkout's code, in turns. Other work on the machine
-lengthens every wall time; processor time, of all processes of a way, depends less on it.
+One search of digits as people type it, then its first trials again, each in a new process, as a plain
+launcher does; two at a time. The share is the trials' own training and evaluation timers over twice the wall
+time. Start, the Optuna export and the figure at the end count. Other work on the machine lengthens wall time;
+CPU time of all processes depends less on it.
 
 Run: python -m benchmarks.search_overhead
 """
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -29,19 +27,13 @@ WORKERS = 2
 SINGLE_TRIALS = 12
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ["task=digits", "tracking=none"]
-# Typed, since another checkout's task may have other axes.
-AXES = [
-    "optimizer.learning_rate=tag(log, interval(0.005, 0.1))",
-    "optimizer.momentum=tag(reverse_log, interval(0.5, 0.9))",
-]
-
 Points = list[dict[str, float]]
 
 
-def sweep(folder: Path, trials: int, checkout: Path) -> None:
-    """A search on ``WORKERS`` local workers."""
+def sweep(folder: Path, trials: int) -> None:
+    """Search with ``WORKERS`` local workers."""
     settings = [f"search.trials={trials}", f"search.workers={WORKERS}", f"hydra.sweep.dir={folder}"]
-    _run(["-m", *COMMON, *AXES, *settings], checkout)
+    _run(["-m", *COMMON, *settings])
 
 
 def _points(folder: Path) -> Points:
@@ -50,7 +42,7 @@ def _points(folder: Path) -> Points:
 
 
 def processes(folder: Path, points: Points) -> None:
-    """A process per trial, ``WORKERS`` at once."""
+    """Run each trial in a process, ``WORKERS`` at once."""
 
     def run(index: int) -> None:
         settings = [f"{key}={value}" for key, value in points[index].items()]
@@ -75,10 +67,9 @@ def _row(way: str, folder: Path, wall_s: float, cpu_s: float) -> dict[str, Any]:
     }
 
 
-def _run(arguments: list[str], checkout: Path = ROOT) -> None:
+def _run(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "adaecho.run", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=checkout, env=environment)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 def _timed(way: str, folder: Path, run: Callable[[], Any]) -> dict[str, Any]:
@@ -88,32 +79,21 @@ def _timed(way: str, folder: Path, run: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _cpu_s_of_children() -> float:
-    """Of those that have ended."""
+    """CPU seconds of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=100, help="of the search")
-    parser.add_argument("--against", type=Path, help="another checkout")
-    parser.add_argument("--rounds", type=int, default=1, help="of this checkout's search and the other's")
-    typed = parser.parse_args()
-    rows = []
+    parser.add_argument("--trials", type=int, default=100, help="of the search (%(default)s)")
+    trials = parser.parse_args().trials
     with tempfile.TemporaryDirectory() as temporary:
-        root = Path(temporary)
-        ways = {"workers that stay alive": ROOT} | (
-            {"the same, of the other checkout": typed.against.resolve()} if typed.against else {}
-        )
-        for number in range(typed.rounds):
-            for way, checkout in ways.items():
-                folder = root / f"{number}" / way.replace(" ", "-").replace(",", "")
-                rows.append(_timed(way, folder, partial(sweep, folder, typed.trials, checkout)))
-        points = _points(next((root / "0").iterdir()))
-        single = root / "single"
+        searched, single = Path(temporary) / "searched", Path(temporary) / "single"
+        rows = [_timed("workers that stay alive", searched, partial(sweep, searched, trials))]
+        points = _points(searched)
         rows.append(_timed("a process per trial", single, partial(processes, single, points)))
-    record.show(rows)
-    print(record.write("search_overhead", rows, packages=("torch", "hydra-core", "scipy")))
+    record.write("search_overhead", rows, packages=("torch", "hydra-core", "scipy"))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Reads that take a while and no processor: what share of the ideal rate a loader reaches by default.
+"""Reads that wait and use no CPU: the share of the ideal rate that a loader reaches with its defaults.
 
-Ideal is as many reads at a time as there are workers, each as long as it is. Log-normal reads take 33 ms on
-average (sigma 1); of the others 5 % are fifty times as slow as the rest, with the same average. Batches of
-16, once the first have come; with echo before augmentation each example is in two batches, so that the ideal
-rate of batches is twice that of reads.
+Ideal: as many reads at once as there are workers. Log-normal reads take 33 ms on average (sigma 1). Of the
+stragglers 5 % are fifty times as slow as the rest, with the same average. Batches of 16. With e = 2 before
+augmentation each example is in two batches, so the ideal rate of batches doubles. An undeclared dataset is
+read by forked processes, a declared one (``thread_safe = True``) by threads.
 
-    python -m benchmarks.slow_reads [SECONDS]
+    python -m benchmarks.slow_reads
 """
 
-import sys
+import statistics
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,74 +18,69 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
-from benchmarks.record import show, write
+from benchmarks import record
+from benchmarks.peers import sides
 
 BATCH, WORKERS, MEAN_S = 16, (4, 8, 16, 32), 0.033
 STRAGGLERS, SLOWER = 0.05, 50
 WARM_UP_S = 3.0
+E2: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 256}
 
 
 class Store(Dataset[Any]):
-    """Each example is how long it took."""
+    """Each example is the duration of its read."""
 
-    thread_safe = True
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, *, declared: bool) -> None:
+        self.kind, self.thread_safe = kind, declared
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, row: int) -> Any:
-        draws = np.random.default_rng(row)
+        rng = np.random.default_rng(row)
         if self.kind == "log-normal":
-            seconds = draws.lognormal(np.log(MEAN_S) - 0.5, 1.0)
+            seconds = rng.lognormal(np.log(MEAN_S) - 0.5, 1.0)
         else:
             quick_s = MEAN_S / (1 + STRAGGLERS * (SLOWER - 1))
-            seconds = quick_s * (SLOWER if draws.random() < STRAGGLERS else 1)
+            seconds = quick_s * (SLOWER if rng.random() < STRAGGLERS else 1)
         time.sleep(seconds)
         return np.float64(seconds)
 
 
-def loader_of(way: str, kind: str, workers: int) -> Any:
-    """A loader with its defaults."""
-    if way == "DataLoader":
-        return DataLoader(Store(kind), BATCH, shuffle=True, num_workers=workers)
-    echo: dict[str, Any] = {}
-    if way == "EchoLoader, e=2":
-        echo = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 256}
-    return EchoLoader(Store(kind), BATCH, num_workers=workers, **echo)
-
-
-def share_of_ideal(batches: Iterator[Any], workers: int, repeats: int, seconds: float) -> float:
-    """Seconds that the reads of the batches would take with all workers busy, by those that it took."""
-    begin = time.perf_counter()
+def share_of_ideal(way: str, kind: str, workers: int, seconds: float) -> float:
+    """Duration of the reads in the batches, over the time of all workers."""
+    store, e2 = Store(kind, declared="undeclared" not in way), "e=2" in way
+    loader: Any = (
+        DataLoader(store, BATCH, shuffle=True, num_workers=workers)
+        if way == "DataLoader"
+        else EchoLoader(store, BATCH, num_workers=workers, **(E2 if e2 else {}))
+    )
+    batches, begin = iter(loader), time.perf_counter()
     while time.perf_counter() - begin < WARM_UP_S:
         next(batches)
     start, reading_s = time.perf_counter(), 0.0
-    while (taken := time.perf_counter() - start) < seconds:
-        reading_s += float(next(batches).sum()) / repeats
-    return reading_s / workers / taken
+    while (spent_s := time.perf_counter() - start) < seconds:
+        reading_s += float(next(batches).sum()) / (2 if e2 else 1)
+    if isinstance(loader, EchoLoader):
+        loader.close()
+    return reading_s / workers / spent_s
 
 
 def main() -> None:
-    """Measure all and write the record."""
+    options = record.options(__doc__, rounds=3, seconds=5.0).parse_args()
     torch.set_num_threads(1)
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 15.0
     rows = []
+    ways = ("DataLoader", "undeclared", "undeclared, e=2", "declared", "declared, e=2")
     for kind in ("log-normal", "stragglers"):
         for workers in WORKERS:
-            row: dict[str, Any] = {"reads": kind, "workers": workers}
-            for way in ("DataLoader", "EchoLoader", "EchoLoader, e=2"):
-                loader = loader_of(way, kind, workers)
-                share = share_of_ideal(iter(loader), workers, 2 if "e=2" in way else 1, seconds)
-                row[f"{way}, share of ideal"] = round(share, 3)
-                if isinstance(loader, EchoLoader):
-                    loader.close()
-                del loader
-            rows.append(row)
-    show(rows)
-    write("slow_reads", rows, packages=("torch", "numpy"))
+            turns = {way: partial(share_of_ideal, way, kind, workers, options.seconds) for way in ways}
+            found = sides.take_turns(turns, options.rounds)
+            shares = {f"{way}, share of ideal": statistics.median(found[way]) for way in ways}
+            ratios = {
+                f"{way}, x DataLoader": sides.ratio(found[way], found["DataLoader"]) for way in ways[1:]
+            }
+            rows.append({"reads": kind, "workers": workers, **shares, **ratios})
+    record.write("slow_reads", rows)
 
 
 if __name__ == "__main__":

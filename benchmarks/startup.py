@@ -1,4 +1,4 @@
-"""How long the command takes to print a config, and to report its first training step on digits.
+"""Seconds of the command to print a config, and to report its first training step on digits.
 
 Run: python -m benchmarks.startup
 """
@@ -47,8 +47,7 @@ def main() -> None:
                 "runs": RUNS,
             }
         )
-    record.show(rows)
-    print(record.write("startup", rows, packages=("torch", "hydra-core", "omegaconf")))
+    record.write("startup", rows, packages=("torch", "hydra-core", "omegaconf"))
 
 
 if __name__ == "__main__":

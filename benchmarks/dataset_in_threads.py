@@ -1,0 +1,125 @@
+"""Map-style datasets with and without ``thread_safe = True``: EchoLoader against DataLoader, in turns.
+
+Undeclared datasets are read by two forked processes, declared ones by two threads. Three datasets: records
+of a file that each process opens at its first read, JPEG photographs decoded in ``__getitem__``, and a store
+that answers after 5 ms. The record counts wrong examples: the file is not thread-safe, so its declared row
+shows the result of a false declaration.
+
+    python -m benchmarks.dataset_in_threads
+"""
+
+import io
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from adaecho import EchoLoader
+from benchmarks import record
+from benchmarks.peers import sides
+
+RECORD_BYTES, WORKERS, BATCH = 4096, 2, 32
+
+
+class LazyFile:
+    """Records of a file that is opened at the first read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, None
+
+    def __call__(self, row: int) -> Any:
+        self.file = self.file or open(self.path, "rb")  # noqa: SIM115 (as in common datasets)
+        self.file.seek(row * RECORD_BYTES)
+        return np.frombuffer(bytearray(self.file.read(RECORD_BYTES)), dtype=np.int64)
+
+
+class Photographs:
+    """One JPEG, decoded at each read."""
+
+    def __init__(self) -> None:
+        pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((500, 375)).save(file, "JPEG")
+        self.encoded = file.getvalue()
+
+    def __call__(self, row: int) -> Any:  # noqa: ARG002
+        return np.array(Image.open(io.BytesIO(self.encoded)).resize((96, 96)))
+
+
+def slow_store(row: int) -> Any:
+    time.sleep(0.005)
+    return np.full(8, row)
+
+
+class Read(Dataset[Any]):
+    """Rows and the examples that a function reads."""
+
+    def __init__(self, read: Any, length: int, *, declared: bool) -> None:
+        self.read, self.length, self.thread_safe = read, length, declared
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, row: int) -> Any:
+        return row, self.read(row)
+
+
+def measure(way: str, read: Any, length: int) -> tuple[float, int]:
+    """Examples per second after four batches, and the number of wrong examples."""
+    dataset = Read(read, length, declared=way == "declared")
+    loader: Any = (
+        DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS)
+        if way == "DataLoader"
+        else EchoLoader(dataset, BATCH, epochs=1, num_workers=WORKERS)
+    )
+    number, wrong, start = 0, 0, 0.0
+    for index, (rows, content) in enumerate(loader):
+        if index == 4:
+            start, number = time.perf_counter(), 0
+        number += len(rows)
+        if not isinstance(read, Photographs):
+            wrong += int((content != rows[:, None]).any(1).sum())
+    rate = number / (time.perf_counter() - start)
+    if isinstance(loader, EchoLoader):
+        loader.close()
+    return rate, wrong
+
+
+def main() -> None:
+    options = record.options(__doc__, rounds=5).parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "records"
+        np.repeat(np.arange(20_000), RECORD_BYTES // 8).tofile(path)
+        for kind, make, length in (
+            ("lazy_file", partial(LazyFile, path), 20_000), ("photographs", Photographs, 1_000),
+            ("slow_store", lambda: slow_store, 1_000),
+        ):  # fmt: skip
+            ways = ("DataLoader", "undeclared", "declared")
+            turns = {way: partial(measure, way, make(), length) for way in ways}
+            found = sides.take_turns(turns, options.rounds)
+            rates = {way: [rate for rate, _ in found[way]] for way in ways}
+            rows += [
+                {
+                    "dataset": kind,
+                    "EchoLoader": way,
+                    "examples_per_s": statistics.median(rates[way]),
+                    "DataLoader_examples_per_s": statistics.median(rates["DataLoader"]),
+                    "ratio": sides.ratio(rates[way], rates["DataLoader"]),
+                    "wrong_examples": sum(wrong for _, wrong in found[way]),
+                }
+                for way in ways[1:]
+            ]
+    record.write("dataset_in_threads", rows, packages=("torch", "numpy", "pillow"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""SPDL's side of ``echo_jpeg``: threads that decode and transform by FFmpeg; needs FFmpeg's libraries.
+
+    python -m benchmarks.peers.spdl_jpegs FOLDER
+
+FFmpeg decodes each image whole. Crop, resize (which averages where it shrinks), flip and jitter are one
+filter graph.
+"""
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import spdl.io
+from spdl.pipeline import PipelineBuilder
+
+from benchmarks.peers.sides import JITTER, JPEGS, SIZE, WORKERS, random_box, read_jpegs, serve
+
+Keyed = tuple[bytes, int]  # an image, and the seed of its augmentation
+
+
+def decode(keyed: Keyed) -> Any:
+    """One image as frames of FFmpeg."""
+    packets, rng = spdl.io.demux_image(keyed[0]), np.random.default_rng(keyed[1])
+    left, top, w, h = random_box(packets.codec.width, packets.codec.height, rng)
+    brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
+    filters = [
+        f"crop={w}:{h}:{left}:{top}", f"scale={SIZE}:{SIZE}:flags=bilinear",
+        *["hflip"] * (rng.random() < 0.5),
+        f"eq=brightness={brightness / 2 - 0.5}:contrast={contrast}:saturation={saturation}",
+        "format=pix_fmts=rgb24",
+    ]  # fmt: skip
+    return spdl.io.decode_packets(packets, filter_desc=",".join(filters))
+
+
+def batch(frames: list[Any]) -> Any:
+    """uint8 [n, height, width, 3]."""
+    return spdl.io.to_numpy(spdl.io.convert_frames(frames))
+
+
+def endless(encoded: list[bytes]) -> Iterator[Keyed]:
+    """All images in a new order, epoch after epoch."""
+    rng = np.random.default_rng(0)
+    while True:
+        for row in rng.permutation(len(encoded)):
+            yield encoded[row], int(rng.integers(2**32))
+
+
+def main() -> None:
+    encoded = read_jpegs(Path(sys.argv[1]))
+    builder = PipelineBuilder().add_source(endless(encoded)).pipe(decode, concurrency=WORKERS)
+    builder = builder.aggregate(JPEGS.batch_size).pipe(batch).add_sink(2)
+    pipeline = builder.build(num_threads=WORKERS)
+    with pipeline.auto_stop():
+        serve(iter(pipeline.get_iterator()), version("spdl"), JPEGS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Sides of tf.data. TensorFlow cannot share a process with torch, since both bring LLVM.
+
+    python -m benchmarks.peers.tf_data jpegs FOLDER           # decodes only the crop, resizes linearly
+    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # the paper's snippet (section 2) for the echo
+
+The default decoder of TensorFlow uses the fast, less accurate DCT.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.peers import sides
+
+
+def small_images(echo: str, factor: str) -> Any:
+    """Random crop and flip of small images, with an echo."""
+
+    def augment(image: Any, label: Any) -> Any:
+        padded = tf.pad(image, [[sides.PADDING] * 2, [sides.PADDING] * 2, [0, 0]])
+        return tf.image.random_flip_left_right(tf.image.random_crop(padded, [32, 32, 3])), label
+
+    def echoed(dataset: Any) -> Any:
+        return dataset.flat_map(lambda *t: tf.data.Dataset.from_tensors(t).repeat(int(factor)))
+
+    source = sides.images(50_000)
+    dataset = tf.data.Dataset.from_tensor_slices((source["image"], source["label"])).repeat()
+    if echo == "example_before_augmentation":
+        dataset = echoed(dataset)
+    if echo == "example_after_augmentation":
+        dataset = echoed(dataset.map(augment, tf.data.AUTOTUNE)).shuffle(sides.SMALL_BUFFER)
+    else:
+        dataset = dataset.shuffle(sides.SMALL_BUFFER).map(augment, tf.data.AUTOTUNE)
+    dataset = dataset.batch(sides.SMALL.batch_size, drop_remainder=True)
+    return echoed(dataset) if echo == "batch" else dataset
+
+
+def augment_jpeg(content: Any) -> Any:
+    """Random resized crop as in TensorFlow's ImageNet examples, flip, and the jitter as one affine map."""
+    corner, size, _ = tf.image.sample_distorted_bounding_box(
+        tf.image.extract_jpeg_shape(content), tf.zeros([1, 0, 4]), area_range=sides.SCALE,
+        aspect_ratio_range=sides.RATIO, max_attempts=10, use_image_if_no_bounding_boxes=True,
+    )  # fmt: skip
+    image = tf.image.decode_and_crop_jpeg(content, tf.concat([corner[:2], size[:2]], 0), channels=3)
+    image = tf.image.random_flip_left_right(tf.image.resize(image, [sides.SIZE] * 2))
+    brightness, contrast, saturation = tf.unstack(tf.random.uniform([3], 1 - sides.JITTER, 1 + sides.JITTER))
+    grey = tf.constant([0.299, 0.587, 0.114])
+    mean = tf.tensordot(tf.reduce_mean(image, [0, 1]), grey, 1)
+    matrix = brightness * contrast * (saturation * tf.eye(3) + (1 - saturation) * grey[:, None])
+    image = tf.matmul(tf.reshape(image, [-1, 3]), matrix) + brightness * (1 - contrast) * mean
+    return tf.cast(tf.clip_by_value(tf.reshape(image, [sides.SIZE, sides.SIZE, 3]), 0, 255), tf.uint8)
+
+
+def jpegs(folder: str) -> Any:
+    """Photographs."""
+    dataset = tf.data.Dataset.from_tensor_slices(sides.read_jpegs(Path(folder)))
+    dataset = dataset.repeat().shuffle(sides.JPEG_BUFFER).map(augment_jpeg, tf.data.AUTOTUNE)
+    return dataset.batch(sides.JPEGS.batch_size, drop_remainder=True)
+
+
+def main() -> None:
+    make, kind = {"jpegs": (jpegs, sides.JPEGS), "small": (small_images, sides.SMALL)}[sys.argv[1]]
+    sides.serve(iter(make(*sys.argv[2:]).prefetch(2).as_numpy_iterator()), tf.__version__, kind)
+
+
+if __name__ == "__main__":
+    main()
