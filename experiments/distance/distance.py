@@ -1,52 +1,44 @@
-"""How far apart must an example's uses be? ``python -m experiments.distance.distance cifar10 data.path=DATA``
+"""Worth of a repeat by the distance of its uses: ``python -m experiments.distance.distance TASK``
 
-Arms of U distinct examples, each used four times: one step apart, in shuffle buffers, and a whole pass apart;
-beside them as many and up to four times as many new examples, used once. The rule is in README.md beside this
-file. Each run is kept in a file of its own, so that the same command goes on after an interruption.
+Arms use U distinct examples four times each: one step apart, through shuffle buffers, or a whole epoch apart.
+For comparison, other arms use U to 4 U new examples once. README.md has the decision rule. Each run has a
+file, and the same command continues after an interruption.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
 from adaecho import EchoLoader
-from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.config.schema import Config
 from adaecho.errors import told
-from adaecho.records.collect import one_line_each, write_tables
-from adaecho.records.environment import environment
-from adaecho.records.files import folder_errors, read_json, write_json, write_text
 from adaecho.records.statistics import mean_interval
-from adaecho.records.trials import table_text
-from adaecho.run import CONF
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.training.device import autocast, measure
 from adaecho.training.optimizer import make_optimizer, set_rate
+from experiments.runs import Record, Row, config_of, options, recorded, write_results
 
 FACTOR = 4
 BUFFERS = (64, 256, 1024, 4096)
 TUNING, SEEDS = range(6000, 6002), range(6100, 6108)
 LEVEL = 0.05 / 3  # of the slope's interval
-SHARE = 0.9  # of a whole pass's worth that is enough
-LEAST_RATE = 0.01  # of the first, at the end of the decay
+SHARE = 0.9  # of the worth at a whole epoch's distance: enough
+LEAST_RATE = 0.01  # of the first learning rate, at the end of the decay
 CPU = torch.device("cpu")
 
-Row = dict[str, Any]
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained: overrides of the command beside ``data.path``, U, and the rates that are tried."""
+    """A task: overrides in addition to ``data.path``, U, and the learning rates of the tuning."""
 
     overrides: tuple[str, ...]
     unique: int
@@ -65,7 +57,7 @@ SUBJECTS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """How examples are used; ``passes`` over ``times`` U of them."""
+    """Use of examples: ``passes`` epochs over ``times`` U examples."""
 
     echo: str = "none"
     buffer: int = 0
@@ -81,13 +73,8 @@ ARMS = {
 }
 
 
-def distances(unique: int) -> dict[str, float]:
-    """Mean number of examples between two uses of one, of the arms that the slope is of."""
-    return {**{f"buffer_{size}": float(size) for size in BUFFERS}, "pass": float(unique)}
-
-
 def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: int) -> float:
-    """The validation's cross entropy after one run; infinite if it diverged."""
+    """Train once; return the cross entropy on the validation split, infinite after divergence."""
     torch.manual_seed(seed)
     model = task.build_model()
     optimizer = make_optimizer(config, model)
@@ -100,7 +87,7 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
         factor=FACTOR if arm.echo != "none" else 1,
         shuffle_buffer=arm.buffer,
         augment=task.augment,
-        epochs=arm.passes,  # one iteration; the buffer is drained at its end
+        epochs=arm.passes,  # one iteration, at whose end the buffer drains
         seed=seed,
     )
     repeats = FACTOR if arm.echo != "none" else arm.passes
@@ -117,13 +104,13 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
 
 
 def effective(loss: float, curve: Sequence[float], unique: int) -> float:
-    """The number of new examples whose run ends at this loss.
+    """Number of new examples whose run ends at this loss.
 
-    Straight lines of the logarithm of the number over the loss; the first and last go on beyond.
+    The logarithm of the number is interpolated linearly over the loss; the first and last lines extrapolate.
 
     Args:
         loss: of an arm.
-        curve: of 1, 2, ... times ``unique`` new examples, falling.
+        curve: losses of 1, 2, ... times ``unique`` new examples, falling.
         unique: U.
     """
     logs = np.log(unique * np.arange(1, len(curve) + 1))
@@ -133,11 +120,12 @@ def effective(loss: float, curve: Sequence[float], unique: int) -> float:
 
 
 def readings(rows: Sequence[Row], unique: int) -> list[Row]:
-    """Worth of each arm of repeats, its slope over log distance, and the least buffer that is enough."""
+    """Worth of each arm of repeats, the slope over log distance, and the smallest buffer that is enough."""
     tested = [row for row in rows if row["seed"] in SEEDS]
     losses = {arm: [row["loss"] for row in tested if row["arm"] == arm] for arm in ARMS}
     curve = [float(np.mean(losses[f"new_{times}"])) for times in range(1, FACTOR + 1)]
-    if not (np.isfinite([loss for of_arm in losses.values() for loss in of_arm]).all() and falling(curve)):
+    falling = all(before > after for before, after in pairwise(curve))  # more new examples lower the loss
+    if not (np.isfinite([loss for of_arm in losses.values() for loss in of_arm]).all() and falling):
         return [{"rule": "slope", "verdict": "not decided"}]
     worths = {
         arm: np.array([(effective(loss, curve, unique) / unique - 1) / (FACTOR - 1) for loss in of_arm])
@@ -148,7 +136,8 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
     for arm, of_seeds in worths.items():
         low, high = mean_interval(of_seeds.tolist(), 0.95)
         found.append({"arm": arm, "worth": float(of_seeds.mean()), "low": low, "high": high})
-    apart = distances(unique)
+    # Mean number of examples between two uses of an example.
+    apart = {**{f"buffer_{size}": float(size) for size in BUFFERS}, "pass": float(unique)}
     logs = np.log2(list(apart.values()))
     slopes = [float(np.polyfit(logs, [worths[arm][at] for arm in apart], 1)[0]) for at in range(len(SEEDS))]
     low, high = mean_interval(slopes, 1 - LEVEL)
@@ -161,82 +150,39 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
     return [*found, {"rule": "enough", "buffer": enough[0] if enough else None}]
 
 
-def falling(curve: Sequence[float]) -> bool:
-    """Whether more new examples always end lower."""
-    return all(before > after for before, after in pairwise(curve))
+def run_all(folder: Path, subject: Subject, overrides: Sequence[str]) -> list[Record]:
+    """Tune the learning rate of each arm, then train with the best rate on the other seeds."""
+    config = config_of([*subject.overrides, *overrides])
+    task = build_task(config)
 
+    def run(arm: str, rate: float, seed: int) -> Record:
+        def rows() -> list[Row]:
+            loss = train(config, task, ARMS[arm], subject.unique, rate, seed)
+            return [{"arm": arm, "learning_rate": rate, "seed": seed, "loss": loss}]
 
-class Runs:
-    """Runs of one task, each in a file of its own."""
+        return recorded(folder / f"{arm}_{rate:g}_{seed}.json", rows)
 
-    def __init__(self, folder: Path, subject: Subject, overrides: Sequence[str]) -> None:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            config = compose("config", overrides=[*subject.overrides, *overrides])
-        self._config = from_plain(to_plain(config))
-        self._task = build_task(self._config)
-        self._folder, self._subject = folder, subject
-        with folder_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    found = [run(arm, rate, seed) for seed in TUNING for arm in ARMS for rate in subject.rates]
+    tuned = [row for record in found for row in record["rows"]]
 
-    def row(self, arm: str, rate: float, seed: int) -> tuple[Row, dict[str, Any]]:
-        """The row of a run, trained unless it lies there already, and where it was made."""
-        path = self._folder / f"{arm}_{rate:g}_{seed}.json"
-        if not path.exists():
-            made_by = {key: value for key, value in environment().items() if key != "slurm"}
-            loss = train(self._config, self._task, ARMS[arm], self._subject.unique, rate, seed)
-            row = {"arm": arm, "learning_rate": rate, "seed": seed, "loss": float(f"{loss:.7g}")}
-            write_json(path, {"environment": made_by, "row": row})
-            print(f"{path.stem}: {loss:.4f}", flush=True)
-        record = read_json(path)
-        return record["row"], record["environment"]
-
-    def all(self) -> tuple[list[Row], list[dict[str, Any]]]:
-        """Each arm's rates on the seeds of tuning, then its best rate on the others, seed after seed."""
-        found = [self.row(arm, rate, seed) for seed in TUNING for arm in ARMS for rate in self._subject.rates]
-        best = {
-            arm: min(self._subject.rates, key=lambda rate, arm=arm: self._mean(found, arm, rate))  # type: ignore[misc]
-            for arm in ARMS
-        }
-        found += [self.row(arm, best[arm], seed) for seed in SEEDS for arm in ARMS]
-        made_by: list[dict[str, Any]] = []
-        for _, one in found:
-            made_by += [one] if one not in made_by else []
-        return [row for row, _ in found], made_by
-
-    @staticmethod
-    def _mean(found: Sequence[tuple[Row, Any]], arm: str, rate: float) -> float:
+    def mean(arm: str, rate: float) -> float:
         return float(
-            np.mean([row["loss"] for row, _ in found if row["arm"] == arm and row["learning_rate"] == rate])
+            np.mean([row["loss"] for row in tuned if (row["arm"], row["learning_rate"]) == (arm, rate)])
         )
+
+    best = {arm: min(subject.rates, key=partial(mean, arm)) for arm in ARMS}
+    return found + [run(arm, best[arm], seed) for seed in SEEDS for arm in ARMS]
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("task", choices=SUBJECTS)
-    parser.add_argument("overrides", nargs="*", help="data.path=FOLDER")
-    parser.add_argument("--runs", type=Path, default=Path("runs/distance"), help="a file for each run")
-    parser.add_argument("--results", type=Path, default=Path("runs/results/distance"))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    typed = options(__doc__, "distance", SUBJECTS, "data.path=FOLDER").parse_args()
     with told():
-        subject = SUBJECTS[options.task]
-        try:
-            rows, made_by = Runs(options.runs / options.task, subject, options.overrides).all()
-        except KeyboardInterrupt:
-            print("interrupted; the same command continues", file=sys.stderr)
-            sys.exit(130)
-        results = options.results / options.task
-        texts = {
-            "worths.json": table_text(rows),
-            "outcome.json": one_line_each(readings(rows, subject.unique)),
-        }
-        command = f"python -m experiments.distance.distance {options.task} data.path=DATA"
-        write_tables(results, texts, {"commands": [command], "environments": made_by})
-        write_text(results / "worths.json", texts["worths.json"])  # no table of a sweep
-        print(results)
+        subject = SUBJECTS[typed.task]
+        records = run_all(typed.runs / typed.task, subject, typed.overrides)
+        command = f"python -m experiments.distance.distance {typed.task} data.path=DATA"
+        write_results(
+            typed.results / typed.task, records, lambda rows: readings(rows, subject.unique), command
+        )
 
 
 if __name__ == "__main__":

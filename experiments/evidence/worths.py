@@ -1,4 +1,4 @@
-"""What a repeat is worth: the figures of experiments/distance and experiments/repeat_value."""
+"""The figures of experiments/distance and experiments/repeat_value: worth of a repeat."""
 
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,9 @@ from matplotlib.axes import Axes
 from adaecho.figures.style import MUTED, VARIANTS, figure
 from adaecho.records.files import read_json
 
-ENOUGH = 0.9  # of the worth of a new example, or of a repeat a whole pass later
-# Mean number of examples between two uses of one, at e = 4 of 8,192 distinct ones.
-DISTANCES = {
-    "batch": 16,
-    "buffer_64": 64,
-    "buffer_256": 256,
-    "buffer_1024": 1024,
-    "buffer_4096": 4096,
-    "pass": 8192,
-}
+ENOUGH = 0.9  # of the worth of a new example, or of a repeat a whole epoch later
+# Mean number of examples between two uses of an example, at e = 4 with 8,192 distinct examples.
+DISTANCES = {"batch": 16, **{f"buffer_{size}": size for size in (64, 256, 1024, 4096)}, "pass": 8192}
 Row = dict[str, Any]
 
 
@@ -29,21 +22,13 @@ def _line(axes: Axes, x: list[float], rows: list[Row], key: str, **look: Any) ->
 
 
 def draw_distance(results: Path, path: Path) -> None:
-    """Worth at each distance of the uses of an example, a line for each task."""
+    """Draw the worth at each distance, a line per task."""
     with figure(3.6, path, "worth of a repeat by the distance of the uses of an example (e = 4)") as drawing:
         axes = drawing.subplots()
         for task, look in (("cifar10", "o-"), ("text", "s--")):
             rows = [row for row in read_json(results / task / "outcome.json") if "worth" in row]
-            colour = VARIANTS["example_before_augmentation"][1]
-            _line(
-                axes,
-                [DISTANCES[row["arm"]] for row in rows],
-                rows,
-                "worth",
-                label=task,
-                color=colour,
-                fmt=look,
-            )
+            colour, x = VARIANTS["example_before_augmentation"][1], [DISTANCES[row["arm"]] for row in rows]
+            _line(axes, x, rows, "worth", label=task, color=colour, fmt=look)
             axes.axhline(ENOUGH * rows[-1]["worth"], color=MUTED, linewidth=0.8, zorder=0)
         axes.set_xscale("log", base=2)
         axes.set_xticks([*DISTANCES.values()], ["batch", "64", "256", "1,024", "4,096", "a pass"])
@@ -54,13 +39,12 @@ def draw_distance(results: Path, path: Path) -> None:
 
 
 def draw_equal_steps(results: Path, path: Path) -> None:
-    """Worth along the runs, a panel for each task."""
+    """Draw the worth along the runs, a panel per task."""
     with figure(3.9, path, "worth of a repeat at equal steps (e = 2; dashed: e = 4)") as drawing:
         panels = drawing.subplots(1, 2)
         for axes, task in zip(panels, ("digits", "text"), strict=True):
-            rows = [
-                row for row in read_json(results / task / "outcome.json") if "ratio" in row and "low" in row
-            ]
+            outcome = read_json(results / task / "outcome.json")
+            rows = [row for row in outcome if "ratio" in row and "low" in row]
             for variant, factor in sorted({(row["echo_variant"], row["echo_factor"]) for row in rows}):
                 ours = [row for row in rows if (row["echo_variant"], row["echo_factor"]) == (variant, factor)]
                 name, colour = VARIANTS[variant]
@@ -71,7 +55,7 @@ def draw_equal_steps(results: Path, path: Path) -> None:
             at = sorted({row["fresh_examples"] for row in rows})
             axes.set_xticks(at, [f"{one:,}" for one in at], rotation=60)
             axes.minorticks_off()
-            axes.set_ylim(-1, 1.5)  # batch echoing goes on below
+            axes.set_ylim(-1, 1.5)  # batch echoing continues below
             axes.set_xlabel(f"fresh examples read before: {task}")
             axes.grid()
         drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)

@@ -1,36 +1,28 @@
-"""What is a repeat worth at equal steps? ``python -m experiments.repeat_value.equal_steps digits``
+"""Worth of a repeat at equal steps: ``python -m experiments.repeat_value.equal_steps TASK``
 
-From checkpoints along a run without echoing three kinds of branches continue: with new examples, with each
-echo variant at e, and with e times as many new examples, which take as many steps as the echoed branch. The
-rule is in equal_steps.md beside this file. Each run is kept in a file of its own, so that the same command
-goes on after an interruption; once all have ended it writes the tables.
+Branches continue from checkpoints along a run without echoing: with new examples, with each echo variant at
+e, and with e times as many new examples, which take as many steps as the echoed branch. equal_steps.md has
+the decision rule. Each run has a file; the same command continues after an interruption, and writes the
+tables after the last run.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 from scipy import stats
 
-from adaecho.config.schema import from_plain, to_plain
 from adaecho.errors import told
-from adaecho.records.collect import one_line_each, write_tables
-from adaecho.records.environment import environment
-from adaecho.records.files import folder_errors, read_json, write_json, write_text
 from adaecho.records.statistics import mean_interval
-from adaecho.records.trials import table_text
-from adaecho.run import CONF
 from adaecho.tasks import build_task
 from adaecho.training.optimizer import make_optimizer
-from experiments.repeat_value.measure import Noise, Workload, upcoming
+from experiments.repeat_value.measure import Workload, upcoming
+from experiments.runs import Row, config_of, options, recorded, write_results
 
 LAST_DECIDED = 3072  # the last checkpoint of the rule, in fresh examples
 FACTORS = (2, 4)
@@ -40,23 +32,21 @@ AT_LEAST = 0.9  # worth of a repeat, in new examples
 LEVEL = 0.05
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
 _PERMUTATIONS = 10_000
-_DIGITS = 7  # significant ones of a record
 
-Row = dict[str, Any]
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained.
+    """A task.
 
     Attributes:
-        overrides: of the command, beside ``data.path``.
-        variants: of echo; of text the place of augmentation is no matter, as there is none.
+        overrides: of the command, in addition to ``data.path``.
+        variants: of echo; text has no augmentation, so there example echoing has one variant.
         checkpoints: in fresh examples, whole batches.
         fresh: new examples of an echoed branch, 16 batches.
-        continuations: from each checkpoint, which differ in what is read next.
-        noise: whether AdaScale's sigma^2 and mu^2 are measured, split into between and within copies.
+        continuations: from each checkpoint, with different next examples.
+        noise: whether to measure AdaScale's sigma^2 and mu^2, split into between and within copies.
     """
 
     overrides: tuple[str, ...]
@@ -88,20 +78,19 @@ SUBJECTS = {
 
 
 def workload(subject: Subject, overrides: Sequence[str]) -> Workload:
-    """The task with its own rate, momentum and batch size."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = from_plain(to_plain(compose("config", overrides=[*subject.overrides, *overrides])))
+    """The task with its learning rate, momentum and batch size."""
+    config = config_of([*subject.overrides, *overrides])
     return Workload(config, build_task(config))
 
 
 def branches_of(subject: Subject) -> list[tuple[str, int, int]]:
-    """(echo, factor, new examples in multiples of an echoed branch's) of each branch."""
+    """Echo, factor and new examples (in multiples of an echoed branch's) of each branch."""
     new = [("none", 1, times) for times in (1, *FACTORS)]
     return new + [(variant, factor, 1) for factor in FACTORS for variant in subject.variants]
 
 
 def run(work: Workload, subject: Subject, seed: int) -> list[Row]:
-    """One run without echoing, with the branches from each of its checkpoints: a row for each branch."""
+    """Train once without echoing, with branches from each checkpoint; return a row per branch."""
     torch.manual_seed(seed)
     model = work.task.build_model()
     optimizer = make_optimizer(work.config, model)
@@ -115,17 +104,13 @@ def run(work: Workload, subject: Subject, seed: int) -> list[Row]:
         rest = order[checkpoint : -(-checkpoint // length) * length]
         known = {"seed": seed, "fresh_examples": checkpoint, "loss_before": work.loss(model)}
         if subject.noise:
-            known |= _noise(work, model, seed, checkpoint)._asdict()
+            known |= work.noise(model, np.random.default_rng((seed, checkpoint)))._asdict()
         found += [
             known | branch
             for branch in _branches(work, subject, (model, optimizer), rest, length, (seed, checkpoint))
         ]
         before = checkpoint
     return found
-
-
-def _noise(work: Workload, model: torch.nn.Module, seed: int, checkpoint: int) -> Noise:
-    return work.noise(model, np.random.default_rng((seed, checkpoint)))
 
 
 def _branches(
@@ -136,7 +121,7 @@ def _branches(
     length: int,
     at: tuple[int, int],
 ) -> list[Row]:
-    """The mean loss after each branch; model and optimizer stay as they are.
+    """Mean loss after each branch, from copies of model and optimizer.
 
     The branches of a continuation read the same first examples, and first uses have the same augmentation.
     """
@@ -147,27 +132,17 @@ def _branches(
         seed = int(rng.integers(2**62))
         for (echo, factor, times), found in losses.items():
             ours, own = deepcopy(trained)
-            ours_rows = rows[: times * subject.fresh]
-            work.train(
-                ours, own, ours_rows, echo=echo, factor=factor, shuffle_buffer=subject.fresh, seed=seed
-            )
-            found.append(_loss(work, ours))
+            new, buffer = rows[: times * subject.fresh], subject.fresh
+            work.train(ours, own, new, echo=echo, factor=factor, shuffle_buffer=buffer, seed=seed)
+            found.append(work.loss(ours))
     return [
         {"echo_variant": echo, "echo_factor": factor, "times_new": times, "loss_after": float(np.mean(found))}
         for (echo, factor, times), found in losses.items()
     ]
 
 
-def _loss(work: Workload, model: torch.nn.Module) -> float:
-    """The validation's cross entropy; infinite where the branch diverged."""
-    try:
-        return work.loss(model)
-    except ValueError:
-        return float("inf")
-
-
 class Interval(NamedTuple):
-    """A ratio of two means over the same runs, and the values that a Student test doesn't refuse."""
+    """A ratio of two means over the same runs, and its interval."""
 
     ratio: float
     low: float
@@ -175,7 +150,7 @@ class Interval(NamedTuple):
 
 
 def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | None:
-    """mean(above) / mean(below) with Fieller's interval: each r for which mean(above - r below) may be 0.
+    """mean(above) / mean(below) with Fieller's interval: every r that Student's test does not reject.
 
     With d = above - r below the test is mean(d)^2 <= t^2 var(d) / n, a quadratic in r::
 
@@ -188,7 +163,7 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
         level: of the test, e.g. 0.05 for an interval of 95 %.
 
     Returns:
-        None where ``below`` has no mean above 0 at this level: the interval isn't bounded then.
+        None if the mean of ``below`` is not above 0 at this level: the interval is unbounded then.
     """
     if not (np.isfinite(above).all() and np.isfinite(below).all()):
         return None
@@ -204,7 +179,7 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
 
 
 def decide(interval: Interval | None) -> str:
-    """Whether a worth of at least 0.9 holds with the whole interval."""
+    """Whether the whole interval lies at or above a worth of 0.9, or below it."""
     if interval is None:
         return OPEN
     if interval.low >= AT_LEAST:
@@ -213,7 +188,7 @@ def decide(interval: Interval | None) -> str:
 
 
 def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers:
-    """By how much a branch ended below the one with the new examples alone, [runs] by seed."""
+    """Loss of the branch with new examples alone minus the loss of a branch, [runs] by seed."""
     of_branch = {
         (row["seed"], row["echo_variant"], row["echo_factor"], row["times_new"]): row["loss_after"]
         for row in rows
@@ -224,7 +199,7 @@ def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers
 
 
 def readings(rows: Sequence[Row]) -> list[Row]:
-    """A row for each echoed branch and checkpoint, and last the task's verdict."""
+    """A row for each echoed branch and checkpoint; the last row is the task's verdict."""
     checkpoints = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
     number = sum(at <= LAST_DECIDED for at in checkpoints) * len(FACTORS)
@@ -253,10 +228,10 @@ def readings(rows: Sequence[Row]) -> list[Row]:
 
 
 def correlations(rows: Sequence[Row]) -> list[Row]:
-    """Does gradient noise tell a repeat's worth? The three readings of README.md, with this worth.
+    """Correlations of gradient noise with the worth of a repeat: the three readings of README.md.
 
-    Of each run and checkpoint a worth is its gain over the mean over runs of what as many new examples gain;
-    a signal is the batch's mu^2 over that part of sigma^2 which a repeat has in common with its first use.
+    The worth of a run at a checkpoint is its gain over the mean gain of as many new examples. The signal is
+    mu^2 over the part of sigma^2 that a repeat has in common with its first use.
     """
     positions = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
@@ -284,12 +259,12 @@ def correlations(rows: Sequence[Row]) -> list[Row]:
 
 
 def _ranks_of_rows(ours: Numbers, theirs: Numbers) -> Numbers:
-    """Spearman's correlation of each row with the same row, [rows]."""
+    """Spearman's correlation of corresponding rows, [rows]."""
     return np.array([stats.spearmanr(*pair).statistic for pair in zip(ours, theirs, strict=True)])
 
 
 def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
-    """Spearman's correlation over runs, averaged over checkpoints, as what each pair of runs adds to it."""
+    """Contribution of each pair of runs to Spearman's correlation over runs, averaged over checkpoints."""
 
     def standardised(values: Numbers) -> Numbers:
         ranks = stats.rankdata(values, axis=0)
@@ -302,7 +277,7 @@ def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
 
 
 def _permuted(products: Numbers) -> Row:
-    """The correlation, and its one-sided p by which run's noise is held against which run's branches."""
+    """The correlation and its one-sided p, from permutations of the runs' noise against their branches."""
     runs, rng = np.arange(len(products)), np.random.default_rng(0)
     found = float(products[runs, runs].sum())
     drawn = [products[runs, rng.permutation(runs)].sum() for _ in range(_PERMUTATIONS)]
@@ -317,67 +292,20 @@ def _with_interval(name: str, of_runs: Numbers) -> Row:
     return {"reading": name, "correlation": float(of_runs.mean()), "low": low, "high": high}
 
 
-def measured(seed: int, runs: Path, work: Workload, subject: Subject) -> dict[str, Any]:
-    """The record of one run, measured unless it lies there already."""
-    path = runs / f"{seed}.json"
-    if not path.exists():
-        made_by = {key: value for key, value in environment().items() if key != "slurm"}
-        rows = [
-            {
-                key: float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-                for key, value in row.items()
-            }
-            for row in run(work, subject, seed)
-        ]
-        write_json(path, {"environment": made_by, "rows": rows})
-        print(f"run {seed} has ended", flush=True)
-    found: dict[str, Any] = read_json(path)
-    return found
-
-
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("task", choices=SUBJECTS)
-    parser.add_argument("overrides", nargs="*", help="data.path=FOLDER of the text")
-    parser.add_argument("--runs", type=Path, default=Path("runs/equal_steps"), help="a file for each run")
-    parser.add_argument("--results", type=Path, default=Path("runs/results/equal_steps"))
-    parser.add_argument("--trial", type=int, help="one small run of this seed, which is kept nowhere")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    typed = options(__doc__, "equal_steps", SUBJECTS, "data.path=FOLDER of the text").parse_args()
     with told():
-        subject = SUBJECTS[options.task]
-        work = workload(subject, options.overrides)
-        if options.trial is not None:
-            small = replace(subject, checkpoints=(64, 128), fresh=64, continuations=1)
-            print(one_line_each(run(work, small, options.trial)))
-            return
-        runs = options.runs / options.task
-        with folder_errors(runs):
-            runs.mkdir(parents=True, exist_ok=True)
-        try:
-            records = [measured(seed, runs, work, subject) for seed in SEEDS]
-        except KeyboardInterrupt:
-            print("interrupted; the same command continues", file=sys.stderr)
-            sys.exit(130)
-        write(records, options.results / options.task, options.task)
+        subject = SUBJECTS[typed.task]
+        work = workload(subject, typed.overrides)
+        runs = typed.runs / typed.task
+        records = [recorded(runs / f"{seed}.json", partial(run, work, subject, seed)) for seed in SEEDS]
+        data = " data.path=FOLDER_OF_IMDB_TEXT" if typed.task == "text" else ""
+        command = f"python -m experiments.repeat_value.equal_steps {typed.task}{data}"
 
+        def outcome(rows: list[Row]) -> list[Row]:
+            return readings(rows) + (correlations(rows) if subject.noise else [])
 
-def write(records: Sequence[dict[str, Any]], results: Path, task: str) -> None:
-    """The tables of all runs, and where they come from."""
-    made_by: list[dict[str, Any]] = []
-    for record in records:
-        made_by += [record["environment"]] if record["environment"] not in made_by else []
-    rows = [row for record in records for row in record["rows"]]
-    found = readings(rows) + (correlations(rows) if SUBJECTS[task].noise else [])
-    texts = {"worths.json": table_text(rows), "outcome.json": one_line_each(found)}
-    data = " data.path=FOLDER_OF_IMDB_TEXT" if task == "text" else ""
-    commands = [f"python -m experiments.repeat_value.equal_steps {task}{data}"]
-    write_tables(results, texts, {"commands": commands, "environments": made_by})
-    write_text(results / "worths.json", texts["worths.json"])  # no table of a sweep
-    print(results)
+        write_results(typed.results / typed.task, records, outcome, command)
 
 
 if __name__ == "__main__":

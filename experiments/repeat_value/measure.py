@@ -1,5 +1,6 @@
-"""What equal_steps.py trains and measures: one pass over chosen rows, and gradient noise split into the noise
-between examples and the noise between augmented copies of one.
+"""Training and measurements of equal_steps.py: one epoch over chosen rows, and the gradient noise.
+
+The noise is split into noise between examples and noise between augmented copies of an example.
 """
 
 import math
@@ -18,7 +19,7 @@ from adaecho.config.schema import Config
 from adaecho.tasks.base import Task
 from adaecho.training.device import measure
 
-EXAMPLES, COPIES = 8192, 2  # that the noise is estimated from
+EXAMPLES, COPIES = 8192, 2  # for the estimate of the noise
 _BLOCK = 128  # examples whose gradients are in memory at once
 
 Rows = NDArray[np.int64]
@@ -26,7 +27,7 @@ Rows = NDArray[np.int64]
 
 
 class Noise(NamedTuple):
-    """What one example's gradient, through one augmentation, is made of.
+    """Components of one example's gradient through one augmentation.
 
     Attributes:
         between: the variance of examples' mean gradients over all their augmentations.
@@ -40,12 +41,12 @@ class Noise(NamedTuple):
 
 
 def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
-    """Estimate all three without bias (``within`` is never negative, the other two may be).
+    """Estimate all components without bias. ``within`` is never negative; the other two can be.
 
     With k copies of each of m examples, their gradients g_ij, an example's mean g_i and the mean g::
 
         within  = sum_ij |g_ij - g_i|^2 / (m (k - 1))
-        v       = sum_i |g_i - g|^2 / (m - 1)     of an example's mean of k: between + within / k
+        v       = sum_i |g_i - g|^2 / (m - 1)     of the mean of k copies: between + within / k
         between = v - within / k
         mu^2    = |g|^2 - v / m
 
@@ -53,8 +54,8 @@ def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
     a batch of one example (``adascale/estimators.py``), and a batch of b has 1 / b of it.
 
     Args:
-        blocks: gradients [examples, copies, parameters], of examples drawn independently; the same number of
-            copies, two or more, in all.
+        blocks: gradients [examples, copies, parameters] of independent examples; every block has the same
+            number of copies, at least two.
     """
     examples, copies = 0, 0
     around_means, of_means = 0.0, 0.0
@@ -78,7 +79,7 @@ def example_gradients(
     """The gradient of each example's loss alone, [examples, parameters].
 
     Args:
-        model: one that mixes nothing between the examples of a batch.
+        model: a model without operations across the batch.
         loss: as ``Task.loss``.
         batch: tensors whose first axis is the examples.
     """
@@ -94,7 +95,7 @@ def example_gradients(
 
 
 def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> Rows:
-    """What another order of reading would bring next: the rest of a pass, then passes of all rows."""
+    """The next rows in another order: the rest of an epoch, then epochs of all rows."""
     rows = rng.permutation(rest)
     while len(rows) < number:
         rows = np.concatenate([rows, rng.permutation(length)])
@@ -103,7 +104,7 @@ def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> 
 
 @dataclass
 class Workload:
-    """A task and how it is trained."""
+    """A task and its config."""
 
     config: Config
     task: Task
@@ -119,7 +120,7 @@ class Workload:
         shuffle_buffer: int = 0,
         seed: int,
     ) -> None:
-        """One pass over these rows, in this order but for the buffer, which is drained at the end."""
+        """Train one epoch over these rows, in this order except for the buffer, which drains at the end."""
         loader = EchoLoader(
             {name: column[rows] for name, column in self.task.source.items()},
             self.config.batch_size,
@@ -138,19 +139,14 @@ class Workload:
             optimizer.step()
 
     def loss(self, model: nn.Module) -> float:
-        """The cross entropy on the validation split.
-
-        Raises:
-            ValueError: it is no number, of a run that diverged.
-        """
+        """Cross entropy on the validation split; infinite after divergence."""
         metrics = measure(self.task, model, "validation", torch.device("cpu"), self.config.precision)
         model.train()
-        if not math.isfinite(metrics["cross_entropy"]):
-            raise ValueError("a branch diverged; its loss has no worth")
-        return metrics["cross_entropy"]
+        found = metrics["cross_entropy"]
+        return found if math.isfinite(found) else math.inf
 
     def noise(self, model: nn.Module, rng: np.random.Generator) -> Noise:
-        """Of this model's gradients, from examples drawn with replacement."""
+        """Noise of this model's gradients, from examples drawn with replacement."""
         length = len(self.task.source["label"])
         return split_noise(self._gradients(model, rng.integers(length, size=EXAMPLES), rng))
 

@@ -1,4 +1,4 @@
-"""Ends of ResNet-32 on seeds: ``python -m experiments.resnet32.seeds [FOLDER]``. Rules: two pages here."""
+"""Ends of ResNet-32 by seed: ``python -m experiments.resnet32.seeds``. Rules: seeds.md, target.md."""
 
 import argparse
 import itertools
@@ -10,24 +10,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from adaecho.figures.report import markdown_table
 from adaecho.records.files import write_json
 from adaecho.records.statistics import mean_interval
 
 MARGIN = 0.003
-SEEDS = 3  # that the rule asks for
+SEEDS = 3  # required by the rule
 TARGET = 0.91
 CHANCE = 0.1
-PAIRS = {  # the first minus the second
-    "example_before_e2": ("baseline", "baseline_half"),
-    "example_after_e2": ("baseline", "baseline_half"),
-    "batch_e2": ("baseline", "baseline_half"),
-}
+ECHOED = ("example_before_e2", "example_after_e2", "batch_e2")
 
 Row = Mapping[str, Any]
 
 
 def read_ends(sweep: Path) -> list[dict[str, Any]]:
-    """A row for each run that has ended, from the folders ARM/REPEAT/0 of a sweep."""
+    """Return a row for each finished run, from the folders ARM/REPEAT/0 of a sweep."""
     rows = []
     for path in sorted(sweep.glob("*/*/*/summary.json")):
         summary = json.loads(path.read_text())
@@ -53,7 +50,7 @@ def read_ends(sweep: Path) -> list[dict[str, Any]]:
 
 
 def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
-    """Add a sweep's runs to those that are recorded: it may go on, arm by arm, on several machines."""
+    """Add a sweep's runs to the recorded runs: several machines may run parts of a sweep."""
     experiment = json.loads((sweep / "design.json").read_text())["experiment"]
     ends = results / experiment / "cifar10" / "ends.json"
     known = json.loads(ends.read_text()) if ends.exists() else []
@@ -63,7 +60,7 @@ def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
 
 
 def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
-    """Fresh examples where the straight line between two evaluations first comes to the target."""
+    """Fresh examples where the line between two evaluations first reaches the target."""
     for (before, low), (after, high) in itertools.pairwise(curve):
         if low < TARGET <= high:
             return before + (after - before) * (TARGET - low) / (high - low)
@@ -71,7 +68,7 @@ def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
 
 
 def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
-    """The mean difference with its interval, in points, and what the rule says of it."""
+    """The mean difference in points with its interval, and its verdict by the rule."""
     if len(differences) < 2:
         return "-", "not decided"
     low, high = mean_interval(differences, 0.95)
@@ -85,45 +82,45 @@ def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
     return words, "worse" if high < -margin else "not decided"
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown: the test accuracies seed by seed, then the paired differences."""
-    test: dict[str, dict[int, float]] = defaultdict(dict)
+def by_arm(rows: Sequence[Row], key: str) -> tuple[dict[str, dict[int, Any]], list[int]]:
+    """A value by arm and seed, and all seeds."""
+    found: dict[str, dict[int, Any]] = defaultdict(dict)
     for row in rows:
-        test[row["arm"]][row["repeat"]] = row["test"]
-    seeds = sorted({row["repeat"] for row in rows})
-    lines = [f"| arm |{''.join(f' seed {seed + 1} |' for seed in seeds)}", "|---|" + "---:|" * len(seeds)]
-    for arm, of_seeds in test.items():
-        cells = [f"{of_seeds[seed]:.4f}" if seed in of_seeds else "-" for seed in seeds]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    lines += ["", "| minus | points of test accuracy | by the rule |", "|---|---:|---|"]
-    for ours, others in PAIRS.items():
-        for theirs, margin in zip(others, (MARGIN, 0.0), strict=True) if ours in test else ():
-            shared = sorted(test[ours].keys() & test[theirs].keys())
-            words, said = verdict([test[ours][seed] - test[theirs][seed] for seed in shared], margin)
-            lines.append(f"| {ours} - {theirs} | {words} | {said} |")
-    return lines
+        found[row["arm"]][row["repeat"]] = row[key]
+    return found, sorted({row["repeat"] for row in rows})
 
 
-def cost_table(rows: Sequence[Row]) -> list[str]:
-    """Markdown: fresh examples to 91 %, seed by seed, and the ratio to the baseline's, paired by seed."""
-    costs: dict[str, dict[int, float | None]] = defaultdict(dict)
-    for row in rows:
-        costs[row["arm"]][row["repeat"]] = row["to_91"]
-    seeds = sorted({row["repeat"] for row in rows})
-    heads = "".join(f" seed {seed + 1} |" for seed in seeds)
-    lines = [
-        f"| to 91 % |{heads} of the baseline's | by the rule |",
-        "|---|" + "---:|" * (len(seeds) + 1) + "---|",
+def table(rows: Sequence[Row]) -> str:
+    """Markdown tables: test accuracy by seed, then the paired differences."""
+    test, seeds = by_arm(rows, "test")
+    accuracies = [
+        (arm, *(f"{of[seed]:.4f}" if seed in of else "-" for seed in seeds)) for arm, of in test.items()
     ]
+    differences = []
+    for ours in filter(test.__contains__, ECHOED):
+        for theirs, margin in (("baseline", MARGIN), ("baseline_half", 0.0)):
+            shared = sorted(test[ours].keys() & test[theirs].keys())
+            words = verdict([test[ours][seed] - test[theirs][seed] for seed in shared], margin)
+            differences.append((f"{ours} - {theirs}", *words))
+    first = markdown_table(("arm", *(f"seed {seed + 1}" for seed in seeds)), accuracies)
+    minus = ("minus", "points of test accuracy", "by the rule")
+    return f"{first}\n\n{markdown_table(minus, differences)}"
+
+
+def cost_table(rows: Sequence[Row]) -> str:
+    """Markdown table: fresh examples to 91 % by seed, and the ratio to the baseline, paired by seed."""
+    costs, seeds = by_arm(rows, "to_91")
+    lines = []
     for arm, of_seeds in costs.items():
-        cells = [f"{cost:,.0f}" if (cost := of_seeds.get(seed)) else "missed" for seed in seeds]
+        cells = (f"{cost:,.0f}" if (cost := of_seeds.get(seed)) else "missed" for seed in seeds)
         pairs = [(of_seeds.get(seed), costs["baseline"].get(seed)) for seed in seeds]
-        lines.append(f"| {arm} | {' | '.join([*cells, *cost_verdict(pairs)])} |")
-    return lines
+        lines.append((arm, *cells, *cost_verdict(pairs)))
+    headings = ("to 91 %", *(f"seed {seed + 1}" for seed in seeds), "of the baseline's", "by the rule")
+    return markdown_table(headings, lines)
 
 
 def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[str, str]:
-    """The ratio of geometric means with its interval, of pairs by seed, and what the rule says of it."""
+    """The ratio of geometric means over pairs of one seed with its interval, and its verdict."""
     logs = [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
     if len(logs) < len(pairs) or len(logs) < SEEDS or not any(logs):
         return "-", "not decided"
@@ -133,16 +130,18 @@ def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[st
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sweep", nargs="?", type=Path, help="record the ends of this folder's runs first")
     sweep = parser.parse_args().sweep
     known = [Path(f"results/resnet32_{name}/cifar10/ends.json") for name in ("seeds", "target")]
     for ends in known if sweep is None else [add_ends(sweep)]:
         rows = json.loads(ends.read_text())
-        is_of_rates = ends.parts[-3] == "resnet32_rates"
-        lines = [f"{row['arm']}: {row['held_out']}" for row in rows] if is_of_rates else table(rows)
-        print("\n".join([*lines, "", *cost_table(rows)] if ends.parts[-3] == "resnet32_target" else lines))
+        if ends.parts[-3] == "resnet32_rates":
+            print("\n".join(f"{row['arm']}: {row['held_out']}" for row in rows))
+        else:
+            print(table(rows))
+        if ends.parts[-3] == "resnet32_target":
+            print(cost_table(rows))
 
 
 if __name__ == "__main__":

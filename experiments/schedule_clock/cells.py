@@ -1,12 +1,12 @@
-"""What the records of schedule_clock say by its rule: the tables of its page."""
+"""The two tables of schedule_clock's page: ``python -m experiments.schedule_clock.cells``."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from scipy import stats
-
+from adaecho.records.statistics import mean_interval
 from adaecho.records.trials import read_rows
 
 SEEDS = 5
@@ -14,11 +14,11 @@ Cell = Mapping[int, tuple[float, bool]]  # by seed: fresh examples, and whether 
 
 
 def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
-    """Every arm by its name; two of another record by what they would have here.
+    """Every arm by name; two arms of another record get the names that they would have here.
 
     Args:
-        results: where the records are.
-        ends: whether a run that met the target at its end alone has reached it there.
+        results: folder of the records.
+        ends: whether a run reaches the target if only its end meets it.
     """
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for record in ("schedule_clock", "schedule_clock_e4", "cifar10_depth8_80"):
@@ -38,7 +38,7 @@ def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
 
 
 def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
-    """The ratio with its interval or as a bound, and whether it lies on one side of 1."""
+    """The ratio with its interval or as a bound, and its side of 1."""
     logs = [math.log(ours[seed][0] / theirs[seed][0]) for seed in theirs]
     mean = fmean(logs)
     missed = {
@@ -50,13 +50,13 @@ def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
         sign = {("ours",): ">", ("theirs",): "<"}.get(tuple(sorted(missed)))
         words = f"{sign}{math.exp(mean):.2f}" if sign else "-"
         return words, "above 1" if above else "below 1" if below else "not decided"
-    half = stats.t.ppf(0.975, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    words = f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
-    return words, "below 1" if mean + half < 0 else "above 1" if mean - half > 0 else "not decided"
+    low, high = mean_interval(logs, 0.95)
+    words = f"{math.exp(mean):.2f} ({math.exp(low):.2f} to {math.exp(high):.2f})"
+    return words, "below 1" if high < 0 else "above 1" if low > 0 else "not decided"
 
 
 def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
-    """Of each seed the cost in the cell that is cheapest on the others, and that cell."""
+    """For each seed, its cost in the cell that is cheapest on the other seeds, and that cell."""
     costs, chosen = {}, []
     for left_out in found["baseline_7000"]:
         means = {
@@ -69,32 +69,23 @@ def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float
     return costs, chosen
 
 
-def tables(results: Path) -> list[list[list[str]]]:
-    """The rows of the page's two tables: by the rule, and those that ends which count turn into others."""
-    by_rule, with_ends = (_tables(cells(results, ends=ends)) for ends in (False, True))
-    return [
-        [*rows, *(row for row in others if row not in rows)]
-        for rows, others in zip(by_rule, with_ends, strict=True)
-    ]
-
-
-def _tables(found: Mapping[str, Cell]) -> list[list[list[str]]]:
-    repeats: list[list[str]] = []
+def table(found: Mapping[str, Cell]) -> list[str]:
+    """Repeats alone, the clock and both; then the ratio with the cell tuned."""
+    lines: list[str] = []
+    without, _ = tuned(found, "baseline")
     for e in (2, 4):
         for decay in (7000, 10_000):
             names = [f"e{e}_fresh_{decay}", f"e{e}_steps_{decay}", f"baseline_{decay}"]
-            if all(name in found for name in names):
-                fresh, steps, base = (found[name] for name in names)
-                pairs = (fresh, base), (steps, fresh), (steps, base)
-                repeats.append([str(e), f"{decay:,}", *(cell for pair in pairs for cell in ratio(*pair))])
-            elif names[1] in found:
-                both = ratio(found[names[1]], found[names[2]])
-                repeats.append([str(e), f"{decay:,}", *4 * ["-"], *both])
-    without, _ = tuned(found, "baseline")
-    chosen: list[list[str]] = []
-    for e in (2, 4):
-        costs, names = tuned(found, f"e{e}_")
-        chosen.append(
-            [str(e), ", ".join(f"`{name}`" for name in dict.fromkeys(names)), *ratio(costs, without)]
-        )
-    return [repeats, chosen]
+            fresh, steps, base = map(found.get, names)
+            pairs = (fresh, base), (steps, fresh), (steps, base)
+            if steps:
+                ratios = (ratio(a, b) if a and b else ("-", "-") for a, b in pairs)
+                lines.append(f"| {e} | {decay:,} | {' | '.join(itertools.chain(*ratios))} |")
+        costs, chosen = tuned(found, f"e{e}_")
+        lines.append(f"| {e} | {', '.join(dict.fromkeys(chosen))} | {' | '.join(ratio(costs, without))} |")
+    return lines
+
+
+if __name__ == "__main__":
+    for counts_ends in (False, True):
+        print(f"ends count: {counts_ends}", *table(cells(Path("results"), ends=counts_ends)), sep="\n")

@@ -1,6 +1,5 @@
-"""What 80 % costs by the ends of decays: ``python -m experiments.schedule_clock.ends``. The rule: ends.md."""
+"""The cost of 80 % by the ends of decays: ``python -m experiments.schedule_clock.ends``. Rule: ends.md."""
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,23 +9,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adaecho.figures.report import markdown_table
 from adaecho.records.statistics import mean_interval
 from adaecho.records.trials import read_rows
 
 TARGET = 0.8
 BATCH_SIZE = 64
-SEEDS = 5  # that the rule asks for
-MARGIN = 1.1  # how far outside the N that were run a crossing may lie
+SEEDS = 5  # required by the rule
+MARGIN = 1.1  # a crossing may lie this far outside the range of N
 
 Row = Mapping[str, Any]
 
 
 class Cost(NamedTuple):
-    """Where a line of accuracy against log N is at the target.
+    """The crossing of a line of accuracy against log N with the target.
 
     Attributes:
-        steps: N there; None if the line doesn't rise.
-        among: whether it lies within the N that were run, or a tenth outside.
+        steps: N at the crossing; None if the line does not rise.
+        among: whether the crossing lies within the N of the runs, or a tenth outside.
     """
 
     steps: float | None
@@ -34,7 +34,7 @@ class Cost(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The cost of an echoed arm over that without echoing; None where a line gives none."""
+    """Cost of an echoed arm over the cost without echoing; None if a line has no crossing."""
 
     ratio: float | None
     low: float | None
@@ -43,7 +43,7 @@ class Ratio(NamedTuple):
 
 
 def cost(rows: Sequence[Row], factor: int) -> Cost:
-    """Of one echoing factor, by the line of least squares."""
+    """Cost of one echoing factor, by the line of least squares."""
     ours = [row for row in rows if row["echo_factor"] == factor]
     steps = [row["steps"] for row in ours]
     slope, level = np.polyfit(np.log(steps), [row["final_accuracy"] for row in ours], 1)
@@ -54,7 +54,7 @@ def cost(rows: Sequence[Row], factor: int) -> Cost:
 
 
 def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
-    """Of the fresh examples at e = ``factor`` to those at e = 1; and whether both lie among their N."""
+    """Log ratio of fresh examples at ``factor`` to those at 1, and whether both lie among their N."""
     ours, theirs = cost(rows, factor), cost(rows, 1)
     if ours.steps is None or theirs.steps is None:
         return math.nan, False
@@ -62,7 +62,7 @@ def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
 
 
 def ratio(rows: Sequence[Row], factor: int) -> Ratio:
-    """With the jackknife's interval over seeds."""
+    """Ratio with the jackknife's interval over seeds."""
     seeds = sorted({row["seed"] for row in rows})
     if len(seeds) < 2:
         return Ratio(None, None, None, "not decided")
@@ -78,40 +78,27 @@ def ratio(rows: Sequence[Row], factor: int) -> Ratio:
     return Ratio(math.exp(whole), math.exp(low), math.exp(high), verdict)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown: the ends seed by seed, then costs and ratios."""
+def table(rows: Sequence[Row]) -> str:
+    """Markdown tables: the ends by seed, then costs and ratios."""
     seeds = sorted({row["repeat"] for row in rows})
     ends = defaultdict(dict)
     for row in rows:
         ends[row["echo_factor"], row["steps"]][row["repeat"]] = row["final_accuracy"]
-    lines = [
-        f"| e | N |{''.join(f' seed {seed + 1} |' for seed in seeds)} mean |",
-        "|---:" * (len(seeds) + 3) + "|",
+    of_ends = [
+        (f"{factor}", f"{steps:,}", *(f"{of[seed]:.4f}" for seed in seeds), f"{fmean(of.values()):.4f}")
+        for (factor, steps), of in sorted(ends.items())
     ]
-    for (factor, steps), of_seeds in sorted(ends.items()):
-        cells = [f"{of_seeds[seed]:.4f}" for seed in seeds]
-        lines.append(f"| {factor} | {steps:,} | {' | '.join(cells)} | {fmean(of_seeds.values()):.4f} |")
-    lines += ["", "| e | N at 80 % | fresh examples | ratio | by the rule |", "|---:|---:|---:|---:|---|"]
+    of_costs = []
     for factor in (1, 2, 4):
-        steps = cost(rows, factor).steps
-        cells = ["-", "-"] if steps is None else [f"{steps:,.0f}", f"{BATCH_SIZE * steps / factor:,.0f}"]
-        found = ratio(rows, factor) if factor > 1 else None
-        if found is None or found.ratio is None:
-            words = "-"
-        else:
-            words = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
-        lines.append(f"| {factor} | {' | '.join(cells)} | {words} | {found.verdict if found else '-'} |")
-    return lines
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "trials", nargs="?", type=Path, default=Path("results/schedule_ends/cifar10/trials.json")
-    )
-    print("\n".join(table(read_rows(parser.parse_args().trials))))
+        steps, found = cost(rows, factor).steps, ratio(rows, factor)
+        cells = ("-", "-") if steps is None else (f"{steps:,.0f}", f"{BATCH_SIZE * steps / factor:,.0f}")
+        words = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})" if found.ratio else "-"
+        of_costs.append((f"{factor}", *cells, words, found.verdict))
+    of_costs[0] = (*of_costs[0][:3], "-", "-")
+    headings = ("e", "N", *(f"seed {seed + 1}" for seed in seeds), "mean")
+    costs = ("e", "N at 80 %", "fresh examples", "ratio", "by the rule")
+    return f"{markdown_table(headings, of_ends)}\n\n{markdown_table(costs, of_costs)}"
 
 
 if __name__ == "__main__":
-    main()
+    print(table(read_rows(Path("results/schedule_ends/cifar10/trials.json"))))

@@ -1,0 +1,80 @@
+"""Runs of an experiment, each in a file: the same command continues after an interruption."""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+
+from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.records.collect import one_line_each, write_tables
+from adaecho.records.environment import environment
+from adaecho.records.files import folder_errors, read_json, write_json, write_text
+from adaecho.records.trials import table_text
+from adaecho.run import CONF
+
+Row = dict[str, Any]
+Record = dict[str, Any]
+
+
+def config_of(overrides: Sequence[str]) -> Config:
+    """The config of these overrides."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return from_plain(to_plain(compose("config", overrides=list(overrides))))
+
+
+def options(doc: str | None, name: str, tasks: Iterable[str], data: str) -> argparse.ArgumentParser:
+    """Return the parser of an experiment, and let torch use one thread.
+
+    Args:
+        doc: the program's docstring.
+        name: the experiment, for the default folders.
+        tasks: choices of the first argument.
+        data: help of the overrides.
+    """
+    torch.set_num_threads(1)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
+    parser.add_argument("task", choices=tasks)
+    parser.add_argument("overrides", nargs="*", help=data)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / name, help="a file per run")
+    parser.add_argument("--results", type=Path, default=Path("runs/results") / name, help="tables")
+    return parser
+
+
+def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Record:
+    """Return the record of a run: its rows and environment. Run it if the file is missing.
+
+    Args:
+        path: the run's file.
+        run: returns the rows.
+        digits: significant digits of the rows' floats.
+    """
+    if not path.exists():
+        made_by = {key: value for key, value in environment().items() if key != "slurm"}
+        rows = [
+            {key: float(f"{one:.{digits}g}") if isinstance(one, float) else one for key, one in row.items()}
+            for row in run()
+        ]
+        with folder_errors(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"environment": made_by, "rows": rows})
+        print(f"{path.stem} has ended", flush=True)
+    found: Record = read_json(path)
+    return found
+
+
+def write_results(
+    results: Path, records: Sequence[Record], read: Callable[[list[Row]], list[Row]], command: str
+) -> None:
+    """Write the rows of all runs, the outcome that ``read`` computes from them, and their origin."""
+    made_by: list[Any] = []
+    for record in records:
+        made_by += [record["environment"]] if record["environment"] not in made_by else []
+    rows = [row for record in records for row in record["rows"]]
+    texts = {"worths.json": table_text(rows), "outcome.json": one_line_each(read(rows))}
+    write_tables(results, texts, {"commands": [command], "environments": made_by})
+    write_text(results / "worths.json", texts["worths.json"])
+    print(results)
