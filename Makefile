@@ -1,7 +1,7 @@
-# One entry for everything; `make` lists what there is.
+# `make` lists the targets.
 PYTHON ?= python3
 BUDGET_S ?= 540
-# Tests wait half of their time, for processes and servers: four at once keep two cores busy.
+# Tests wait for processes and servers half of their time, so four tests keep two cores busy.
 WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,8 +16,8 @@ help: ## list the targets
 quickstart: $(VENV)/installed ## the main job on real digits: does echoing save fresh examples? (2 minutes)
 	$(BIN)/python -m adaecho.run -m experiment=quickstart
 
-install: $(VENV)/installed ## make .venv with what runs and draws
-dev: $(VENV)/installed-dev ## the same, with linter, type checker and tests
+install: $(VENV)/installed ## make .venv for runs and figures
+dev: $(VENV)/installed-dev ## make .venv with linter, type checker and tests
 
 lint: $(VENV)/installed-dev ## formatting, lint, types, size budgets, prose
 	$(BIN)/ruff format --check .
@@ -26,15 +26,15 @@ lint: $(VENV)/installed-dev ## formatting, lint, types, size budgets, prose
 	$(BIN)/python scripts/size.py
 	$(BIN)/python scripts/prose.py
 
-format: $(VENV)/installed-dev ## format and mend what can be mended
+format: $(VENV)/installed-dev ## format, and fix lint errors where possible
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# As listed: files of few but long tests must not come last.
+# In the listed order: files with few but long tests must not come last.
 test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-all: $(VENV)/installed-dev ## the same, and the other forms of its tests, which take as long again
+test-all: $(VENV)/installed-dev ## all tests, in twice the time
 	$(BIN)/python -m pytest -m "" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
@@ -47,7 +47,7 @@ bench: $(VENV)/installed-dev ## ratios against peers, both sides measured in one
 	@for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do \
 	  name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-constraints: $(VENV)/installed-dev ## constraints.txt anew: the versions in .venv, which passed the tests
+constraints: $(VENV)/installed-dev ## write constraints.txt from the tested versions in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | grep -viE '^(nvidia-(cu|nc|nv[jst])|cuda|triton)' > constraints.txt
 
 dist: $(VENV)/installed-dev ## sdist and wheel in dist/
@@ -63,11 +63,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing torch and the rest into $(VENV) (about 7 GB, some minutes) ..."
+	@echo "Installing torch and the other packages into $(VENV) (about 7 GB, some minutes) ..."
 	$(PIP) install -c constraints.txt -e '.[run,figures]'
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing torch, the rest and the developers' tools into $(VENV) (about 7 GB, some minutes) ..."
+	@echo "Installing torch, the other packages and the developers' tools into $(VENV) (about 7 GB, some minutes) ..."
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/installed

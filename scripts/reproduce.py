@@ -1,10 +1,10 @@
-"""``make reproduce BUDGET_S=540``: the next unfinished sweeps of the reproduction, within a budget.
+"""``make reproduce BUDGET_S=540``: run the next unfinished sweeps of the reproduction, within a time budget.
 
-What a budget cuts short goes on with the next call; what has ended is collected into ``runs/results/``. Then
-``python -m experiments.evidence --results runs/results`` draws it and decides the claims.
+The next call continues an interrupted sweep. Finished sweeps are collected into ``runs/results/``. Then
+``python -m experiments.evidence --results runs/results`` draws figures and decides the claims.
 
-``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, but for experiments/fig4, which needs a slow
-store besides: see its page.
+``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, except experiments/fig4, which needs a slow
+store; see its page.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from pathlib import Path
 from adaecho.errors import told
 from adaecho.records.collect import collect_sweep
 
-# Experiment, task, and what else a sweep sets.
+# Experiment, task and further overrides of each sweep.
 _SMALL = "search.trials=16 search.repeats=3"
 CELLS = (
     *((name, "digits", "") for name in ("quickstart", "fig3", "fig5", "fig8", "fig8_early", "fig7a", "fig7b",
       "fig6", "fig3_winners", "fig3_winners_fresh", "controls", "reuse")),
-    # Text isn't augmented: echoed before it is echoed after it.
+    # Text has no augmentation, so example echoing has one variant.
     ("fig3", "small_text_tiny", f"{_SMALL} ~search.arms.example_before_e2"),
     ("fig5", "small_text_tiny", "search.trials=8 max_fresh_examples=6000 "
      + " ".join(f"~search.arms.e{factor}_batch128" for factor in (1, 2, 4, 8, 16))),
@@ -31,54 +31,44 @@ CELLS = (
 OF_CIFAR10 = (
     ("fig3", "cifar10_small", _SMALL), ("fig3_in_a_row", "cifar10_small", _SMALL),
     ("controls_cifar10", "cifar10_small", ""),
-    *((name, "cifar10", "") for name in ("cifar10_depth8", "cifar10_depth8_80")),
-    *((name, "cifar10", "") for name in ("schedule_clock", "schedule_clock_e4")),
+    *((name, "cifar10", "") for name in ("cifar10_depth8", "cifar10_depth8_80", "schedule_clock",
+      "schedule_clock_e4")),
 )  # fmt: skip
 
 
 def run(arguments: list[str], left_s: float) -> bool:
-    """Run or continue one sweep; whether it has ended within these seconds."""
-    # In a group of its own: at the end of the budget every trial gets Ctrl-C, and leaves a checkpoint.
+    """Run or continue one sweep; return whether it ends in time."""
+    # A process group: at the end of the budget every trial gets Ctrl-C and writes a checkpoint.
     with subprocess.Popen([sys.executable, "-m", "adaecho.run", *arguments], process_group=0) as sweep:
         try:
             return sweep.wait(left_s) == 0
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as end:
             sweep.send_signal(signal.SIGINT)
             if isinstance(end, KeyboardInterrupt):
-                raise
+                sys.exit("interrupted; the same command continues")
             return sweep.wait() == 0
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget-s", type=float, default=540.0, help="seconds after which to stop")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where sweeps keep their folders")
-    parser.add_argument(
-        "--results", type=Path, default=Path("runs/results"), help="where tables are collected"
-    )
-    parser.add_argument("--cifar10", help="folder of CIFAR-10, as data.path takes it")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the sweeps")
+    parser.add_argument("--results", type=Path, default=Path("runs/results"), help="folder of the tables")
+    parser.add_argument("--cifar10", help="folder of CIFAR-10, as for data.path")
     parser.add_argument("overrides", nargs="*", help="for every sweep, e.g. search.workers=1")
     options = parser.parse_args()
     end = time.monotonic() + options.budget_s
     for experiment, task, overrides in (*CELLS, *(OF_CIFAR10 if options.cifar10 else ())):
-        data = [f"data.path={options.cifar10}"] if "cifar10" in task else []
         arguments = ["-m", f"experiment={experiment}", f"task={task}", *overrides.split(), *options.overrides]
         folder = options.runs / experiment / task
         ended, name = folder / "collected", shlex.join(["python", "-m", "adaecho.run", *arguments])
+        arguments += [f"data.path={options.cifar10}"] * ("cifar10" in task) + [f"hydra.sweep.dir={folder}"]
         left_s = end - time.monotonic()
-        if (
-            not ended.exists()
-            and left_s > 0
-            and run([*arguments, *data, f"hydra.sweep.dir={folder}"], left_s)
-        ):
+        if not ended.exists() and left_s > 0 and run(arguments, left_s):
             with told():
                 ended.write_text(f"{collect_sweep(folder, options.results, name)}\n")
         print(f"{'done' if ended.exists() else 'left'}: {name}", flush=True)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command continues")
+    main()

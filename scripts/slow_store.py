@@ -1,7 +1,7 @@
 """``python scripts/slow_store.py FOLDER``: a slow store on this machine over http, until Ctrl-C.
 
-Below ``/slow/`` each connection gives at most ``--kilobytes-per-s``, below ``/fast/`` as much as there is.
-A request may ask for a range of bytes.
+Below ``/slow/`` each connection has at most ``--kilobytes-per-s``; ``/fast/`` has no limit. Requests may have
+a range of bytes.
 """
 
 import argparse
@@ -14,29 +14,24 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-_PIECES_PER_S = 50
-
 
 class Ranges(SimpleHTTPRequestHandler):
-    """Files, or one range of bytes of them, which the standard library's server lacks."""
+    """Files and byte ranges of files; the server of the standard library has no ranges."""
 
-    protocol_version = "HTTP/1.1"  # connections stay open for the next range
+    protocol_version = "HTTP/1.1"  # keeps connections open for the next range
 
     def do_GET(self) -> None:
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         path = Path(self.translate_path(self.path))
         if found is None or not path.is_file():
-            super().do_GET()
-            return
+            return super().do_GET()
         size = path.stat().st_size
         start, end = int(found[1]), min(int(found[2] or size), size - 1)
         self.send_response(206)
         self.send_header("Content-Range", f"bytes {start}-{end}/{size}")
         self.send_header("Content-Length", str(end + 1 - start))
         self.end_headers()
-        with path.open("rb") as file:
-            file.seek(start)
-            self.copyfile(io.BytesIO(file.read(end + 1 - start)), self.wfile)
+        self.copyfile(io.BytesIO(path.read_bytes()[start : end + 1]), self.wfile)
 
     def end_headers(self) -> None:
         self.send_header("Accept-Ranges", "bytes")
@@ -55,20 +50,19 @@ class _Paced(Ranges):
         return super().translate_path("/" + path.lstrip("/").partition("/")[2])
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        """Send a file, a slow one in pieces that end no sooner than the rate allows."""
-        with contextlib.suppress(ConnectionError):  # the client has what it wanted
+        """Send a file; below ``/slow/`` in pieces at the rate."""
+        with contextlib.suppress(ConnectionError):  # the client has closed the connection
             if not self.path.startswith("/slow/"):
-                super().copyfile(source, outputfile)
-                return
+                return super().copyfile(source, outputfile)
             due = time.monotonic()
-            while content := source.read(max(self.bytes_per_s // _PIECES_PER_S, 1)):
+            while content := source.read(max(self.bytes_per_s // 50, 1)):  # 50 pieces per second
                 outputfile.write(content)
                 due = max(due, time.monotonic() - 1) + len(content) / self.bytes_per_s
                 time.sleep(max(due - time.monotonic(), 0))
 
 
 def make_server(folder: Path, port: int, kilobytes_per_s: int) -> ThreadingHTTPServer:
-    """Bound and not yet serving; 1 kilobyte is 1,024 bytes."""
+    """Return a bound server that does not serve yet; 1 kilobyte is 1,024 bytes."""
     handler = type("Paced", (_Paced,), {"bytes_per_s": kilobytes_per_s * 1024})
     many = type("Server", (ThreadingHTTPServer,), {"request_queue_size": 128, "daemon_threads": True})
     server: ThreadingHTTPServer = many(("127.0.0.1", port), partial(handler, directory=str(folder)))
@@ -76,14 +70,13 @@ def make_server(folder: Path, port: int, kilobytes_per_s: int) -> ThreadingHTTPS
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="what to serve; scripts/cifar10_shards.py makes one")
-    parser.add_argument("--kilobytes-per-s", type=int, default=500, help="of each slow connection (500)")
-    parser.add_argument("--port", type=int, default=8765, help="on 127.0.0.1 (8765)")
+    parser.add_argument("folder", type=Path, help="the folder, e.g. of scripts/cifar10_shards.py")
+    parser.add_argument("--kilobytes-per-s", type=int, default=500, help="rate of a slow connection (500)")
+    parser.add_argument("--port", type=int, default=8765, help="port on 127.0.0.1 (8765)")
     options = parser.parse_args()
     if not options.folder.is_dir():
-        parser.error(f"{options.folder}: there is no such folder")
+        parser.error(f"{options.folder}: no such folder")
     print(f"{options.folder} at http://127.0.0.1:{options.port}/slow/ and /fast/; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         make_server(options.folder, options.port, options.kilobytes_per_s).serve_forever()
