@@ -39,7 +39,7 @@ def show(path: Path, overrides: Sequence[str] = (), *, number: int = 8, out: Pat
         UserError: the folder holds no run or no weights, its data is gone, its task has no pictures, or
             there is no mistake to show, or the file can't be written.
     """
-    from adaecho.figures.pictures import grid  # needs the extra figures
+    from adaecho.figures.image_grid import grid  # needs the extra figures
 
     run, config, task = open_run(path, overrides)
     if task.pictures is None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adaecho.evaluate import evaluate
-from adaecho.figures.committed import read_tables
+from adaecho.figures.tables import read_tables
 from adaecho.records.files import read_json
 from adaecho.records.table import summarize
 from adaecho.records.trials import digest, read_rows

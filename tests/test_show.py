@@ -15,7 +15,7 @@ from torch import nn
 from adaecho import evaluate, show
 from adaecho.datasets.split import hold_out
 from adaecho.errors import UserError
-from adaecho.figures.pictures import grid
+from adaecho.figures.image_grid import grid
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial

@@ -1,1 +1,1 @@
-"""Records in, figures out."""
+"""Figures and a report from records."""

@@ -1,7 +1,7 @@
-"""``python -m adaecho.figures``: every figure and the report from the committed tables; no GPU, no network.
+"""``python -m adaecho.figures``: all figures and the report from committed tables; no GPU, no network.
 
-A table is ``results/<experiment>/<task>/trials.json``, with ``curves.json`` beside it where curves were kept.
-The same tables give the same bytes.
+A table is ``results/<experiment>/<task>/trials.json``; ``curves.json`` in the same folder is optional. The
+same tables give the same bytes.
 """
 
 import argparse
@@ -9,30 +9,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adaecho.errors import say, told
-from adaecho.figures.committed import RowsAndCurves, read_commands, read_tables
 from adaecho.figures.report import markdown_report, section
-from adaecho.figures.tables import describe, draw_table
+from adaecho.figures.tables import RowsAndCurves, describe, draw_table, read_commands, read_tables
 from adaecho.records.files import folder_errors, write_text
 from adaecho.records.table import summarize
 
-Drawn = tuple[list[Path], list[str]]
-"""Files of figures, and the sections of the report that show them."""
-
 
 def draw_all(results: Path, into: Path) -> list[Path]:
-    """Draw every table under ``results`` and write ``report.md``; returns what was written.
+    """Draw all tables under ``results`` and write ``report.md``; return the files.
 
-    Pictures that lie beside a table (of ``adaecho.show``) are shown with it.
+    The report also shows pictures in a table's folder, e.g. those of ``adaecho.show``.
 
     Raises:
-        UserError: there are no tables, or one can't be read.
+        UserError: there are no tables, or a table cannot be read.
     """
     written, sections = draw_tables(read_tables(results), results, into)
     return [*written, write_report(sections, into)]
 
 
-def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> Drawn:
-    """Draw all tables of a folder of results."""
+def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> tuple[list[Path], list[str]]:
+    """Draw all tables; return the figure files and the sections of the report."""
     written: list[Path] = []
     sections: list[str] = []
     for (experiment, task), (rows, curves) in tables.items():
@@ -47,7 +43,7 @@ def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> Drawn:
 
 
 def write_report(sections: Sequence[str], into: Path, before: Sequence[str] = ()) -> Path:
-    """Write the report of these sections, what is put ``before`` them first."""
+    """Write the report: the parts of ``before``, then the sections; return its path."""
     path = into / "report.md"
     write_text(path, markdown_report(sections, before))
     return path
@@ -58,10 +54,10 @@ def main(
     draw: Callable[[Path, Path], list[Path]] = draw_all,
     prog: str = "python -m adaecho.figures",
 ) -> None:
-    """The command, of what ``draw`` makes of a folder of results in one of figures."""
+    """Run the command: ``draw`` turns a folder of results into a folder of figures."""
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
-    parser.add_argument("--into", type=Path, help="where figures and report go (default: <results>/figures)")
+    parser.add_argument("--into", type=Path, help="folder of the figures (default: <results>/figures)")
     options = parser.parse_args(arguments)
     into = options.into or options.results / "figures"
     with told(), folder_errors(into):

@@ -1,4 +1,4 @@
-"""Each arm as a row of dots: its cost to the target (the paper's Fig. 3), or where its runs ended."""
+"""A row of dots per arm: its cost to the target (the paper's Fig. 3), or the ends of its runs."""
 
 import math
 import re
@@ -10,21 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from adaecho.figures.style import (
-    FAINT,
-    INK,
-    SERIES,
-    VARIANTS,
-    counts,
-    factor_order,
-    figure,
-    per_cent,
-    variant_order,
-)
+from adaecho.figures import style
 from adaecho.records.outcome import ratio_words
 
 Arm = dict[str, Any]
-_MANY_RUNS = 10  # from which on an interval of the mean says more than extremes, which grow with the number
+_MANY_RUNS = 10  # from this number on, show the interval of the mean: extremes grow with the number
 _SHORT = {
     "none": "baseline",
     "batch": "batch",
@@ -32,34 +22,33 @@ _SHORT = {
     "example_before_augmentation": "example, before augmentation",
     "example": "example",
 }
-_LONGEST_LINE = 36  # letters of an arm's name: longer ones would leave the panels no room
+_LONGEST_LINE = 36  # letters of an arm's name; longer names leave too little room for the panels
 
 
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
-    """Mean fresh examples to the target of each arm, a row each, by echoing factor and in the paper's order.
+    """Draw mean fresh examples to the target, a row per arm, by echoing factor and in the paper's order.
 
-    Lines are minimum and maximum over searches, as in the paper; over ten runs or more they are the 95 %
-    interval of the mean. The dashed mark of an echoed arm is the baseline's mean divided by the factor: where
-    it would be if repeated examples were as useful as fresh ones. An arm none of whose searches reached the
-    target has no dot and says so.
+    Lines are minimum and maximum over searches, as in the paper; from ten runs on, the 95 % interval of the
+    mean. The dashed mark of an echoed arm is the ideal, the baseline's mean divided by the factor: repeated
+    examples as useful as fresh examples. An arm without a search at the target has a note and no dot.
 
     Args:
         arms: an outcome; see ``records.outcome``.
         path: file to write; its suffix decides the format.
-        title: what was measured where, e.g. ``digits: fresh examples to 97 % validation accuracy``.
+        title: the quantity and the task, e.g. ``digits: fresh examples to 97 % validation accuracy``.
     """
-    arms = sorted(arms, key=lambda arm: (_factor(arm), variant_order(arm["echo_variant"])))
-    with figure(1.0 + 0.26 * len(arms), path, title, caption_of_dots(arms)) as drawing:
+    arms = sorted(arms, key=lambda arm: (_factor(arm), style.variant_order(arm["echo_variant"])))
+    with style.figure(1.0 + 0.26 * len(arms), path, title, caption_of_dots(arms)) as drawing:
         axes = drawing.add_subplot()
         axes.set_xlim(0, 1.18 * max((_ends(arm)[1] for arm in arms if arm["fresh_examples"]), default=1.0))
         for place, arm in enumerate(arms):
             _draw_cost(axes, arm, place, _common_baseline(arms))
         _rows(axes, _names(arms), [_factor(arm) for arm in arms])
-        counts(axes, "fresh examples", "x")
+        style.counts(axes, "fresh examples", "x")
 
 
 def _rows(axes: Axes, names: list[str], groups: Sequence[Any]) -> None:
-    """A row for each name, and a line between groups."""
+    """Label the rows, and draw lines between groups."""
     axes.set_yticks(range(len(names)), names, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -74,7 +63,7 @@ def _dot(axes: Axes, place: int, mean: float, ends: tuple[float, float], colour:
 
 
 def _names(arms: list[Arm]) -> list[str]:
-    """Of variant and factor where these tell the arms apart, else the arms' own."""
+    """Names from variant and factor if these are unique, else the names of the arms."""
     kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in arms]
     return [
         readable(arm["arm"])
@@ -85,7 +74,7 @@ def _names(arms: list[Arm]) -> list[str]:
 
 
 def readable(arm: str) -> str:
-    """An arm's name as one says it: ``e2_steps_7000`` is "e = 2, 7,000 steps"."""
+    """Return a readable name of an arm, e.g. "e = 2, steps 7,000" for ``e2_steps_7000``."""
     words = re.sub(r"(?<![a-z])e(\d+)(?=_|$)", r"e = \1,", arm).replace("_", " ").rstrip(",")
     words = re.sub(r"(?<=[a-z]{3})(?=\d)", " ", words)
     return re.sub(r"\d{4,}", lambda found: f"{int(found[0]):,}", words)
@@ -94,14 +83,16 @@ def readable(arm: str) -> str:
 def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None:
     costs, factor, right = arm["fresh_examples"], _factor(arm), 0.0
     if baseline is not None and 1 < factor < math.inf:
-        axes.plot([baseline / factor] * 2, [place - 0.42, place + 0.42], color=INK, linestyle=(0, (3, 1.5)))
+        axes.plot(
+            [baseline / factor] * 2, [place - 0.42, place + 0.42], color=style.INK, linestyle=(0, (3, 1.5))
+        )
     notes = []
     if arm["ratio_to_baseline"] is not None and arm["echo_variant"] != "none":
         notes.append(ratio_words(arm))
     if arm["reached"] < arm["searches"]:
         notes.append(f"{arm['reached']} of {arm['searches']} reached" if costs else "target not reached")
     if costs:
-        _dot(axes, place, costs["mean"], _ends(arm), VARIANTS[arm["echo_variant"]][1])
+        _dot(axes, place, costs["mean"], _ends(arm), style.VARIANTS[arm["echo_variant"]][1])
         right = _ends(arm)[1]
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the dashed mark
     axes.annotate(
@@ -111,7 +102,7 @@ def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None
 
 
 def caption_of_dots(arms: list[Arm]) -> str:
-    """What dots, lines and the dashed marks are, with numbers of trials and searches."""
+    """Explain dots, lines and dashed marks, with numbers of trials and searches."""
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
     words = f"{caption_of_runs(arms)}; lines: {'95 % interval of the mean' if many else 'min and max'}."
     if _common_baseline(arms) is not None:
@@ -124,7 +115,7 @@ def caption_of_dots(arms: list[Arm]) -> str:
 
 
 def caption_of_runs(arms: Sequence[Arm]) -> str:
-    """What a mean is taken over, e.g. ``Mean over 5 searches per arm, each by the best of 100 trials``."""
+    """Explain the mean, e.g. ``Mean over 5 searches per arm, each by the best of 100 trials``."""
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([end(arm["trials"] / arm["searches"]) for arm in arms for end in (math.floor, math.ceil)])
     those = "those that reached it of " * any(arm["reached"] < arm["searches"] for arm in arms)
@@ -137,7 +128,7 @@ def caption_of_runs(arms: Sequence[Arm]) -> str:
 
 
 def _common_baseline(arms: list[Arm]) -> float | None:
-    """The mean of the one baseline that all arms have; None where there are several, or it wasn't reached."""
+    """Mean of the baseline that all arms share; None for several baselines or a missed target."""
     names = {arm["baseline"] for arm in arms} - {None}
     plain = [arm for arm in arms if arm["arm"] in names]
     reached = len(plain) == 1 and plain[0]["fresh_examples"]
@@ -150,31 +141,31 @@ def _range(numbers: list[int]) -> str:
 
 
 def _ends(arm: Arm) -> tuple[float, float]:
-    """The two ends of the line of an arm that reached the target."""
+    """Ends of the line of an arm that reached the target."""
     costs = arm["fresh_examples"]
     has_interval = arm["searches"] >= _MANY_RUNS and "low" in costs
     return (costs["low"], costs["high"]) if has_interval else (costs["min"], costs["max"])
 
 
 def _factor(arm: Arm) -> float:
-    return factor_order(arm["echo_factor"])
+    return style.factor_order(arm["echo_factor"])
 
 
 _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_examples": "fresh examples"}
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
-    """Dots are means over an arm's runs, bars their minimum and maximum; the band is the first arm's.
+    """Draw means over an arm's runs as dots, minimum and maximum as bars, those of the first arm as a band.
 
-    A panel each for the target's metric and for the counts in which arms differ. Arms that differ only before
-    the first underscore of their names (``s2_linear``, ``s4_linear``) have one colour, where arms of an echo
-    variant have one name the variant's.
+    There is a panel for the metric and for each count that differs between arms. Names that differ only up to
+    the first underscore (``s2_linear``, ``s4_linear``) share a colour. If each echo variant has one name, the
+    colour is the variant's.
 
     Args:
         arms: see ``records.outcome.ends``.
         path: file to write; its suffix decides the format.
-        title: what was measured where.
-        metric: the target's.
+        title: experiment and task.
+        metric: the metric of the target.
     """
     name = metric.replace("_", " ")
     searched = any(arm.get("searched") for arm in arms)
@@ -184,18 +175,18 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     equal = [words.replace("\n", " ") for key, words in _COUNTS.items() if key not in shown]
     names = [textwrap.fill(_with_losses(arm), _LONGEST_LINE) for arm in arms]
     height = 1.25 + (0.07 + 0.13 * max(one.count("\n") + 1 for one in names)) * len(arms)
-    with figure(height, path, title, caption_of_ends(arms, equal)) as drawing:
+    with style.figure(height, path, title, caption_of_ends(arms, equal)) as drawing:
         panels = drawing.subplots(1, len(shown) or 1, sharey=True, squeeze=False)[0]
         for axes, (key, words) in zip(panels, shown.items(), strict=False):
             _draw_panel(axes, arms, key)
             if key in values and (metric == "accuracy" or metric.startswith("mAP")):
-                axes.xaxis.set_major_formatter(per_cent)
+                axes.xaxis.set_major_formatter(style.per_cent)
             axes.set_xlabel(words + " (log)" * (axes.get_xscale() == "log"), fontsize=8.5)
         _rows(panels[0], names, [])
 
 
 def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
-    """What dots, bars and the band are, with the number of runs, and which counts all arms have in common."""
+    """Explain dots, bars and the band, with the number of runs, and name the counts that all arms share."""
     runs = _range([arm["runs"] for arm in arms if arm["runs"]])
     of = f"run{'s' * (runs != '1')} per arm"
     if any(arm.get("searched") for arm in arms):
@@ -205,7 +196,7 @@ def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
 
 
 def _alike(arms: list[Arm], key: str) -> bool:
-    """Whether arms differ in a count by no more than a batch at the end of a budget does."""
+    """Whether a count differs by 1 % at most, as from the last batch of a budget."""
     ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
     return not ends or max(ends) <= 1.01 * min(ends)
 
@@ -216,13 +207,16 @@ def _with_losses(arm: Arm) -> str:
 
 
 def colours(arms: list[Arm]) -> dict[str, str]:
-    """The colour of each arm, by its name."""
+    """Return the colour of each arm by name."""
     named = {(arm["echo_variant"], re.sub(r"_e[\d.]+$", "", arm["arm"])) for arm in arms}
     if len(named) == len({variant for variant, _ in named}) > 1:
-        return {arm["arm"]: VARIANTS[arm["echo_variant"]][1] for arm in arms}
+        return {arm["arm"]: style.VARIANTS[arm["echo_variant"]][1] for arm in arms}
     methods = {arm["arm"]: arm["arm"].partition("_")[2] for arm in arms}
     order = list(dict.fromkeys(filter(None, methods.values())))
-    return {name: SERIES[order.index(of) % len(SERIES)] if of else INK for name, of in methods.items()}
+    return {
+        name: style.SERIES[order.index(of) % len(style.SERIES)] if of else style.INK
+        for name, of in methods.items()
+    }
 
 
 def _draw_panel(axes: Axes, arms: list[Arm], key: str) -> None:
@@ -237,16 +231,13 @@ def _draw_panel(axes: Axes, arms: list[Arm], key: str) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.margins(x=0.12)
-    if key in _COUNTS:
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    else:
-        axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_formatter(EngFormatter(sep="") if key in _COUNTS else "{x:g}")
     axes.tick_params(axis="x", labelsize=7.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     if first := arms[0].get(key):
         axes.axvspan(first["min"], first["max"], color="#e6e6e6", linewidth=0)
-        axes.axvline(first["mean"], color=FAINT, linewidth=1, linestyle=(0, (4, 2)))
+        axes.axvline(first["mean"], color=style.FAINT, linewidth=1, linestyle=(0, (4, 2)))
     if len({arm["echo_variant"] for arm in arms}) < len(arms) - 1:
         _rows(axes, [], [arm["arm"].partition("_")[0] for arm in arms])
     for place, arm in enumerate(arms):

@@ -1,26 +1,126 @@
-"""Training curves of the best trials: mean and standard deviation per arm (paper, Figs. 9 to 15).
-
-Drawn alike, tuning curves: what the best trial so far costs, over the trials of a search."""
+"""Cost against a setting (the paper's Figs. 4 to 7), training curves (Figs. 9 to 15) and tuning curves."""
 
 import math
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from adaecho.figures.lines import SETTINGS, Sweep, line_keys, look
-from adaecho.figures.style import INK, MUTED, counts, factor_order, figure, per_cent, variant_order
+from adaecho.figures import style
+from adaecho.figures.arms import caption_of_runs
 from adaecho.records.outcome import Row, by_arm, counted_cost, lowest, searches
 
+Arm = dict[str, Any]
 Curve = dict[str, Any]
-_LEAST_ERROR = 1e-3  # a log axis has no zero: what is drawn there is as much or less
+_CAPTION_WIDTH = 125  # characters that fit into a line
+_WIDE = 6  # an axis is logarithmic from this ratio of its largest to its smallest value on
+COSTS = {"fresh_examples": "fresh examples", "train_time_s": "wall time (s)", "steps": "SGD steps"}
+SETTINGS = {
+    "echo_factor": "echoing factor e",
+    "batch_size": "batch size",
+    "shuffle_buffer": "shuffle buffer (examples)",
+    "batch_shuffle_buffer": "shuffle buffer (batches)",
+    "learning_rate": "learning rate",
+}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Axes, lines and panels of a figure.
+
+    Attributes:
+        x: the setting on the horizontal axis, a key of ``SETTINGS``.
+        lines: the key of the lines: "echo_variant", a key of ``SETTINGS``, or a key of the arms.
+        costs: one panel each: keys of ``COSTS``, or ``final_<metric>``.
+    """
+
+    x: str
+    lines: str = "echo_variant"
+    costs: tuple[str, ...] = ("fresh_examples",)
+
+
+def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, caption: str = "") -> None:
+    """Draw the mean cost per arm with minimum and maximum over searches, a line per variant or setting.
+
+    A dashed line is the ideal: the arm's baseline divided by its factor, as if repeated examples were as
+    useful as fresh examples. The caption names arms that never reached the target.
+
+    Args:
+        arms: an outcome; see ``records.outcome``.
+        path: file to write; its suffix decides the format.
+        title: the quantity, with experiment and task.
+        sweep: axes, lines and panels.
+        caption: for quantities other than the cost of searches to a target.
+    """
+    words = textwrap.fill(caption or caption_of_costs(arms), _CAPTION_WIDTH)
+    with style.figure(3.5, path, title, words) as drawing:
+        panels = drawing.subplots(1, len(sweep.costs), squeeze=False)[0]
+        for axes, cost in zip(panels, sweep.costs, strict=True):
+            _draw_costs(axes, arms, sweep, cost)
+        if len(line_keys(arms, sweep.lines)) > 1:
+            panels[0].legend()
+
+
+def caption_of_costs(arms: Sequence[Arm]) -> str:
+    """Explain the costs of searches to a target."""
+    lost = [arm["arm"] for arm in arms if not arm["fresh_examples"]]
+    missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
+    ideal = "Dashed: baseline / e, if repeats were as good as fresh."
+    return f"{caption_of_runs(arms)}; bars: min and max. {ideal}{missed}"
+
+
+def _draw_costs(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
+    shown = [arm for arm in arms if arm[cost]]
+    by_name = {arm["arm"]: arm for arm in arms}
+    for position, key in enumerate(line_keys(shown, sweep.lines)):
+        line = sorted((arm for arm in shown if arm[sweep.lines] == key), key=lambda arm: float(arm[sweep.x]))
+        x, of_line = [float(arm[sweep.x]) for arm in line], [arm[cost] for arm in line]
+        means = [one["mean"] for one in of_line]
+        name, colour, marker = look(sweep.lines, key, position)
+        bars = [[one["mean"] - one["min"] for one in of_line], [one["max"] - one["mean"] for one in of_line]]
+        axes.errorbar(x, means, bars, color=colour, marker=marker, markersize=4.5, capsize=3, label=name)
+        ideal = [_ideal(arm, by_name.get(arm["baseline"]), cost) for arm in line]
+        if any(value < mean for value, mean in zip(ideal, means, strict=True)):
+            axes.plot(x, ideal, color=colour, linestyle=(0, (4, 2)), linewidth=1.1)
+    values = sorted({float(arm[sweep.x]) for arm in shown})
+    if sweep.x == "learning_rate" or (values and 0 < _WIDE * values[0] < values[-1]):
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{value:,g}" for value in values])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(SETTINGS[sweep.x])
+    axes.set_ylim(0, None)
+    style.counts(axes, COSTS.get(cost, f"{cost.removeprefix('final_').replace('_', ' ')} at the end"), "y")
+
+
+def line_keys(arms: Sequence[Arm], of: str) -> list[Any]:
+    """Return the values of a setting, or the echo variants, in the order of the lines."""
+    keys = {arm[of] for arm in arms}
+    return sorted(keys, key=style.variant_order) if of == "echo_variant" else sorted(keys)
+
+
+def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
+    """Return name, colour and marker of a line. Markers distinguish lines in grey."""
+    if of == "echo_variant":
+        return (*style.VARIANTS[key], "osD^"[position % 4])
+    name = f"{SETTINGS[of]} {key:,}" if of in SETTINGS else str(key)
+    return name, style.SERIES[position % len(style.SERIES)], "osD^v"[position % 5]
+
+
+def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float:
+    known = baseline is not None and baseline[cost] and cost != "steps"
+    return float(baseline[cost]["mean"]) / float(arm["echo_factor"]) if baseline and known else math.nan
+
+
+_LEAST_ERROR = 1e-3  # a log axis has no zero, so smaller errors are drawn here
 _PANELS = 3  # in a row
-# Of arms that share a colour.
+# For arms that share a colour.
 _DASHES: Any = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 AS_FIG3 = Sweep("echo_factor")
 COST = "fresh examples to the target"
@@ -29,27 +129,26 @@ COST = "fresh examples to the target"
 def draw_curves(
     curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, sweep: Sweep = AS_FIG3
 ) -> None:
-    """One line per arm: the mean over its searches, within one standard deviation; one panel per setting.
+    """Draw a line per arm, the mean over its searches with one standard deviation, and a panel per setting.
 
-    A few arms of one colour in a panel (three sizes of the training set, say) differ in their dashes, and
-    the panel names them. A search that has reached the target stays where it ended. Accuracy is drawn as
-    error on a log axis, near a target of 97 % the whole contest is between 90 and 97 %; mean and deviation
-    are of the logarithm then.
+    Arms of one colour in a panel have different dashes and a legend. A search keeps its last value after its
+    end. Accuracy is drawn as error on a log axis, since the differences lie near the target; mean and
+    deviation are of the logarithm then.
 
     Args:
-        curves: each with ``arm``, ``echo_variant``, ``echo_factor``, what ``sweep`` names, and the
-            lists ``fresh_examples`` and ``values`` of the metric; see ``records.collect``.
+        curves: each with ``arm``, ``echo_variant``, ``echo_factor``, the keys of ``sweep``, and the lists
+            ``fresh_examples`` and ``values`` of the metric; see ``records.collect``.
         path: file to write; its suffix decides the format.
-        title: what was trained, e.g. ``digits: best trial of each search``.
+        title: e.g. ``digits: best trial of each search``.
         metric: name of the target's metric.
-        target: its value, drawn as a dashed line; None for none.
-        sweep: what has a panel of its own (its ``x``), and what lines are told apart by.
+        target: its value, drawn as a dashed line; None for no target.
+        sweep: ``x`` differs between panels, ``lines`` between colours.
     """
     panels, keys = _panels(curves, sweep), line_keys(curves, sweep.lines)
     looks = {one["arm"]: look(sweep.lines, one[sweep.lines], keys.index(one[sweep.lines])) for one in curves}
     rows = math.ceil(len(panels) / _PANELS)
-    columns = math.ceil(len(panels) / rows)  # four panels are two rows of two
-    with figure(1.3 + 2.1 * rows, path, title) as drawing:
+    columns = math.ceil(len(panels) / rows)  # four panels make two rows of two
+    with style.figure(1.3 + 2.1 * rows, path, title) as drawing:
         grid = drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         handles: dict[str, Any] = {}
         for axes, (name, group) in zip(grid.flat, panels, strict=False):
@@ -59,11 +158,11 @@ def draw_curves(
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         _label(grid, curves, metric)
-        if target is not None:  # named beside a panel, where no curve can run through it
+        if target is not None:  # the name is outside the panel, where it hides no curve
             height = _shown(metric, target)
             grid[0, -1].annotate(
                 "target", (1, height), xytext=(4, 0), xycoords=("axes fraction", "data"),
-                textcoords="offset points", va="center", fontsize=8, color=MUTED,
+                textcoords="offset points", va="center", fontsize=8, color=style.MUTED,
             )  # fmt: skip
         drawing.legend(handles.values(), handles, loc="outside lower left", ncols=2)
 
@@ -71,9 +170,10 @@ def draw_curves(
 def mean_and_band(
     curves: Sequence[Curve], metric: str
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """The fresh examples of the curves' points, the mean of what is shown there, and one standard deviation.
+    """Return the fresh examples of all points, the mean there, and the mean minus and plus one deviation.
 
-    Between its points a curve is straight; after its last it stays; the mean begins where all have begun.
+    A curve is linear between its points and constant after the last. The mean begins where all curves have
+    begun.
     """
     to_axis, from_axis = (np.log, np.exp) if metric == "accuracy" else (np.asarray, np.asarray)
     places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))  # [points], rising
@@ -87,7 +187,7 @@ def mean_and_band(
 
 
 def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve]]]:
-    """Name and curves of each; an arm without echoing that is the only one stands in every panel."""
+    """Return name and curves of each panel. A single arm without echoing is in every panel."""
     plain = [one for one in curves if one["echo_variant"] == "none"]
     of_all = plain if len({one["arm"] for one in plain}) == 1 else []
     groups: dict[Any, list[Curve]] = {}
@@ -95,17 +195,17 @@ def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve
         if not of_all or one["echo_variant"] != "none":
             groups.setdefault(one[sweep.x], []).append(one)
     name = "e = {}" if sweep.x == "echo_factor" else f"{SETTINGS[sweep.x]} {{:,}}"
-    ordered = sorted(groups.items(), key=lambda item: factor_order(item[0]))
+    ordered = sorted(groups.items(), key=lambda item: style.factor_order(item[0]))
     return [(name.format(key), [*of_all, *group]) for key, group in ordered] or [("", of_all)]
 
 
 def _draw_panel(
     axes: Axes, curves: Sequence[Curve], metric: str, target: float | None, looks: Any, handles: Any
 ) -> None:
-    """Draw the arms of one panel; adds a line per name for the legend of the figure."""
+    """Draw the arms of one panel, and add a line per name to the figure's legend."""
     if target is not None:
-        axes.axhline(_shown(metric, target), color=INK, linestyle=(0, (4, 2)), linewidth=1)
-    arms = by_arm(sorted(curves, key=lambda curve: variant_order(curve["echo_variant"])))
+        axes.axhline(_shown(metric, target), color=style.INK, linestyle=(0, (4, 2)), linewidth=1)
+    arms = by_arm(sorted(curves, key=lambda curve: style.variant_order(curve["echo_variant"])))
     names = [looks[arm][0] for arm in arms]
     for position, (arm, of_arm) in enumerate(arms.items()):
         name, colour, _ = looks[arm]
@@ -116,8 +216,8 @@ def _draw_panel(
         label = arm.replace("_", " ")
         (line,) = axes.plot(x, mean, color=colour, linewidth=1.3, linestyle=dashes, label=label)
         axes.plot(x[-1:], mean[-1:], "o", color=colour, markersize=4.5, clip_on=False, zorder=3)
-        handles.setdefault(name, line)  # the first one is solid
-    if len({*names}) < len(names) <= len(_DASHES):  # more would cover the panel
+        handles.setdefault(name, line)  # the first line is solid
+    if len({*names}) < len(names) <= len(_DASHES):  # a longer legend hides the panel
         axes.legend(fontsize=7.5, loc="upper right")
 
 
@@ -126,10 +226,10 @@ def _shown(metric: str, value: Any) -> Any:
 
 
 def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
-    """Words and ticks of all panels, whose axes are shared."""
+    """Labels and ticks of all panels, which share their axes."""
     axes = grid[0, 0]
     for each in grid.flat:
-        counts(each, "trials of the search" if metric == COST else "fresh examples", "x")
+        style.counts(each, "trials of the search" if metric == COST else "fresh examples", "x")
         each.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         each.grid(axis="y")
     axes.set_xlim(0, 1.03 * max((curve["fresh_examples"][-1] for curve in curves), default=1))
@@ -141,22 +241,22 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
         words = "validation error (log)"
         low, high = axes.get_ylim()
         axes.set_yscale("log")
-        # Steps of 1, 2, 5 would leave a narrow range one label.
+        # With steps of 1, 2, 5 a narrow range has one label.
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)) if high > 2 * low else MaxNLocator(4))
-        axes.yaxis.set_major_formatter(per_cent)
+        axes.yaxis.set_major_formatter(style.per_cent)
         axes.yaxis.set_minor_formatter(NullFormatter())
     for first in grid[:, 0]:
         first.set_ylabel(words, fontsize=8.5)
 
 
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
-    """One curve per search of several trials that reached the target: the cheapest of its first n trials.
+    """Return the cost of the best of the first n trials, a curve per search of several trials.
 
-    A trial that was stopped early had already cost more than one that ran before it, or beside it.
+    A pruned trial had already cost more than another trial.
 
     Returns:
-        Curves as ``draw_curves`` takes them, with the number of counted trials in place of fresh examples,
-        from the first trial on that reached the target.
+        Curves for ``draw_curves``, with the number of counted trials in place of fresh examples, from the
+        first trial on that reached the target.
     """
     curves = []
     for search in searches(row for row in rows if row["counted"]).values():

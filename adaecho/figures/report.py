@@ -1,7 +1,6 @@
-"""The report: every committed table with its figures, as Markdown."""
+"""The report: all committed tables with their figures, in Markdown."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -11,13 +10,12 @@ from adaecho.records.table import end_of_sweep
 Cells = tuple[str, ...]
 
 EXPLANATION = (
-    "Costs are read off at the first evaluation that meets the target, or at the last of so many in a row "
-    "where a target asks for several. Each search is represented by the trial that needed fewest fresh "
-    "examples. Costs are means over the searches that reached the target, and their range is over these "
-    "searches; with one search per arm, over its trials that reached it. The ratio is that of fresh examples "
-    "to the baseline's. Missed, diverged and failed count trials; diverged ones are replaced. Where no "
-    "target was set: means over the runs of an arm at the end of their budgets, with the range of the "
-    "metric; the gain is AdaScale's, averaged over the steps."
+    "A cost is read at the first evaluation that meets the target, or at the last of the required number in "
+    "a row. The trial with the fewest fresh examples represents its search. Means and ranges are over the "
+    "searches that reached the target; with one search per arm, over its trials. The ratio is to the "
+    "baseline's fresh examples. Missed, diverged and failed count trials; diverged trials are replaced. "
+    "Without a target: means over the runs of an arm at the end of their budgets, and the range of the "
+    "metric. The gain is AdaScale's, averaged over steps."
 )
 _LINKED = {"curves": "training curves", "tuning": "the best trial over those tried"}
 
@@ -25,14 +23,14 @@ _LINKED = {"curves": "training curves", "tuning": "the best trial over those tri
 def section(
     title: str, rows: list[Row], arms: list[Row], figures: list[Path], commands: list[str], into: Path
 ) -> str:
-    """The Markdown of a table's rows: costs to the target, or where the runs ended if there was none.
+    """Return a table's section in Markdown: costs to the target, or ends of runs without a target.
 
     Args:
-        title: what was measured.
+        title: the quantity, with experiment and task.
         rows: see ``records.outcome``.
-        arms: what ``records.table.summarize`` makes of them.
-        figures: files of what is drawn of the records, and of what ``adaecho.show`` drew of a run.
-        commands: what made the records; empty where they don't say.
+        arms: the result of ``records.table.summarize``.
+        figures: files of figures and of pictures of ``adaecho.show``.
+        commands: the commands that made the records; may be empty.
         into: folder of the report.
     """
     columns = end_of_sweep(rows, arms)
@@ -44,7 +42,7 @@ def section(
 
 
 def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence[str]) -> str:
-    """The Markdown of a section: its figure, links to what else was drawn, parts, and the commands."""
+    """Return a section in Markdown: figures, links to further figures, parts and commands."""
     made_by = "```\n" + "\n".join(commands) + "\n```" if commands else ""
     kinds = {figure: PurePosixPath(figure).stem.rpartition("_")[2] for figure in figures}
     pictures = [f"![{title}]({figure})" for figure, kind in kinds.items() if kind not in _LINKED]
@@ -54,13 +52,13 @@ def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence
 
 
 def unfinished_note(rows: list[Row]) -> str:
-    """Which searches had trials left when their rows were written."""
+    """Name the searches with unfinished trials."""
     left = dict.fromkeys(f"{row['arm']}/{row['repeat']}" for row in rows if row.get("trials_left"))
     return f"Incomplete, with trials that had not ended: searches {', '.join(left)}." if left else ""
 
 
 def boundary_note(arms: list[Row]) -> str:
-    """Which best points lie near the end of an axis (see ``EDGE``): a wider one might have had a better."""
+    """Name the axes with best points near their ends (see ``EDGE``): a wider axis might be better."""
     searched = [arm for arm in arms if arm.get("at_edge")]
     near = [
         f"{arm['arm']}: {key} in {count} of {num_best(arm)} searches"
@@ -73,18 +71,11 @@ def boundary_note(arms: list[Row]) -> str:
 
 
 def markdown_report(sections: Sequence[str], before: Sequence[str] = ()) -> str:
-    """All sections, listed at the top; what is put before them comes first."""
-    titles = [section.partition("\n")[0].removeprefix("## ") for section in sections]
-    contents = "\n".join(f"* [{title}](#{_anchor(title)})" for title in titles)
-    return "\n\n".join(["# Results", contents, *before, EXPLANATION, *sections]) + "\n"
-
-
-def _anchor(title: str) -> str:
-    """What a heading is called in an address: as GitHub does."""
-    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+    """Return the report: the parts of ``before``, the explanation, then all sections."""
+    return "\n\n".join(["# Results", *before, EXPLANATION, *sections]) + "\n"
 
 
 def markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:
-    """A table whose columns are right-aligned but for the first."""
+    """Return a table with a left-aligned first column; all other columns are right-aligned."""
     rule = ("---", *["---:"] * (len(headings) - 1))
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))

@@ -1,16 +1,20 @@
-"""From the rows of one experiment on one task to its figures: of a committed table or of a sweep's folder."""
+"""Figures of one experiment on one task, from a committed table or the folder of a sweep."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+from adaecho.errors import DataError
 from adaecho.figures.arms import draw_ends, draw_fig3
-from adaecho.figures.curves import AS_FIG3, COST, Curve, draw_curves, tuning_curves
-from adaecho.figures.lines import Sweep, draw_lines
+from adaecho.figures.curves import AS_FIG3, COST, Curve, Sweep, draw_curves, draw_lines, tuning_curves
 from adaecho.figures.style import target_words
+from adaecho.records.files import read_json
 from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, targets_of, without_target
+from adaecho.records.trials import read_rows
 
-# The paper's figures that are not bars per arm: what is drawn against what.
+RowsAndCurves = dict[tuple[str, str], tuple[list[Row], list[Curve]]]
+"""By experiment and task."""
+# Axes of the paper's figures with lines.
 LINES = {
     "fig4": Sweep("echo_factor", costs=("train_time_s", "fresh_examples")),
     "fig5": Sweep("echo_factor", lines="batch_size"),
@@ -19,7 +23,7 @@ LINES = {
     "fig7b": Sweep("shuffle_buffer"),
 }
 
-# What an experiment trains on, where its task is named after another data set.
+# Data sets of experiments whose task is named after another data set.
 _DATA = {"bccd": "blood cells", "caltech101": "Caltech-101"}
 NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
 
@@ -27,18 +31,18 @@ NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of te
 def draw_table(
     rows: list[Row], arms: list[Row], curves: list[Curve], into: Path, stem: str, form: str
 ) -> list[Path]:
-    """Draw what the rows and curves of one experiment hold.
+    """Draw the rows and curves of one experiment; return the files.
 
     Args:
         rows: at least one; see ``records.outcome``.
-        arms: what ``records.table.summarize`` makes of them.
-        curves: see ``records.collect``; without any, none are drawn.
+        arms: the result of ``records.table.summarize``.
+        curves: see ``records.collect``; may be empty.
         into: folder of the figures.
-        stem: beginning of their names.
+        stem: prefix of the file names.
         form: png, svg or pdf.
     """
     first = rows[0]
-    curves = [curve for curve in curves if curve["fresh_examples"]]  # of runs that were evaluated at all
+    curves = [curve for curve in curves if curve["fresh_examples"]]  # without runs that have no evaluation
     rows, arms, curves = ([_named(one, first["task"]) for one in table] for table in (rows, arms, curves))
     lines = LINES.get(first["experiment"])
     paths, title = [into / f"{stem}.{form}"], describe(rows)
@@ -62,20 +66,19 @@ def draw_table(
         draw_curves(with_settings, paths[1], whose, first["target_metric"], target, lines or AS_FIG3)
     if tuned := tuning_curves(rows):
         paths.append(into / f"{stem}_tuning.{form}")
-        draw_curves(
-            tuned, paths[-1], f"{_name(first)}: the best trial so far{over}", COST, None, lines or AS_FIG3
-        )
+        whose = f"{_name(first)}: the best trial so far{over}"
+        draw_curves(tuned, paths[-1], whose, COST, None, lines or AS_FIG3)
     return paths
 
 
 def _named(one: Row, task: str) -> Row:
-    """A row or curve with the name that its echo variant has in this task."""
+    """Return a row or curve with the echo variant's name in this task."""
     is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
     return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
 
 
 def _rates(arms: list[Row]) -> list[Row]:
-    """The arms with their learning rates, where each arm's name ends in one (``e2_lr0.05``); else none."""
+    """Return the arms with their learning rates if all names end in a rate (``e2_lr0.05``); else nothing."""
     found = [re.fullmatch(r"(.*?)_?lr([\d.]+)", arm["arm"]) for arm in arms]
     return [
         {**arm, "method": name[1].replace("_", " "), "learning_rate": float(name[2]), "baseline": None}
@@ -89,7 +92,7 @@ def _name(row: Row) -> str:
 
 
 def describe(rows: list[Row]) -> str:
-    """What was measured, e.g. ``fig3, digits: fresh examples to 97 % validation accuracy``."""
+    """Return a title, e.g. ``fig3, digits: fresh examples to 97 % validation accuracy``."""
     first: dict[str, Any] = rows[0]
     name = _name(first)
     if without_target(rows):
@@ -99,3 +102,30 @@ def describe(rows: list[Row]) -> str:
     times = first.get("target_in_a_row") or 1
     target = target_words(first["target_metric"], first["target_value"])
     return f"{name}: fresh examples to {target}{f' {times} times in a row' if times > 1 else ''}"
+
+
+def read_tables(results: Path) -> RowsAndCurves:
+    """Read the rows and curves of all tables ``<experiment>/<task>/trials.json``, sorted by name.
+
+    Raises:
+        DataError: there are no tables.
+        FolderError: a file is not JSON.
+    """
+    tables = {
+        (path.parts[-3], path.parts[-2]): (read_rows(path), _read_next_to(path, "curves.json", []))
+        for path in sorted(results.glob("*/*/trials.json"))
+    }
+    if not tables:
+        remedy = "run python -m adaecho.records.collect"
+        raise DataError(f"{results}: contains no <experiment>/<task>/trials.json; {remedy}")
+    return tables
+
+
+def read_commands(table: Path) -> list[str]:
+    """Return the commands that made a table, if they are recorded."""
+    return list(_read_next_to(table, "origin.json", {}).get("commands", []))
+
+
+def _read_next_to(table: Path, name: str, default: Any) -> Any:
+    path = table.with_name(name)
+    return read_json(path) if path.exists() else default

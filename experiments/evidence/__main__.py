@@ -7,7 +7,7 @@ what is no sweep: predicted times, and the worths of a repeat.
 from pathlib import Path
 
 from adaecho.figures.__main__ import draw_tables, main, write_report
-from adaecho.figures.committed import read_tables
+from adaecho.figures.tables import read_tables
 from adaecho.records.files import read_json, write_text
 from experiments.evidence.decisions import decide_all
 from experiments.evidence.page import claims_page, of_experiments, overview

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adaecho.figures.committed import read_commands
 from adaecho.figures.report import Cells, markdown_table
+from adaecho.figures.tables import read_commands
 from adaecho.records.files import read_json
 from adaecho.records.outcome import Row
 from adaecho.records.statistics import Ratio

@@ -9,8 +9,7 @@ from PIL import Image
 from adaecho.errors import FolderError
 from adaecho.figures.__main__ import draw_all, main
 from adaecho.figures.arms import caption_of_dots, colours, draw_fig3, readable
-from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
-from adaecho.figures.lines import Sweep, caption_of_costs
+from adaecho.figures.curves import Sweep, caption_of_costs, draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import SERIES, figure, target_words
 from adaecho.figures.style import VARIANTS as LOOKS

@@ -1,4 +1,4 @@
-"""Images with the boxes or the label that is true and those that are predicted."""
+"""A grid of images with true and predicted boxes or labels."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from matplotlib.patches import Rectangle
 from adaecho.figures.style import SERIES, WIDTH_INCHES, figure
 
 Box = tuple[tuple[float, float, float, float], str]
-"""x1, y1, x2, y2 in pixels, and what is written at it."""
+"""x1, y1, x2, y2 in pixels, and a label."""
 
 Shown = tuple[Any, str, Sequence[Box] | None, Sequence[Box] | None]
-"""Image uint8 [H, W, 3], title, true boxes and predicted ones (None where there are no boxes at all)."""
+"""Image uint8 [H, W, 3], title, true boxes and predicted boxes (None for tasks without boxes)."""
 
 _TRUE, _PREDICTED = SERIES[0], SERIES[1]
 _COLUMNS = 4
 
 
 def grid(shown: Sequence[Shown], path: Path) -> None:
-    """Draw images in rows of four panels: with boxes two panels each, the true ones left.
+    """Draw images in rows of four panels. An image with boxes has two panels, true boxes at the left.
 
     Args:
         shown: the images.
-        path: its suffix decides the format; the folder is made if missing.
+        path: its suffix decides the format; the folder is created if missing.
     """
     panels: list[tuple[Any, str, Sequence[Box], str]] = []
     for image, title, true, predicted in shown:
@@ -42,22 +42,19 @@ def grid(shown: Sequence[Shown], path: Path) -> None:
             axis.set_axis_off()
         for axis, (image, title, boxes, colour) in zip(axes, panels, strict=False):
             axis.imshow(image, interpolation="nearest")
-            axis.set_title(_letters(title), fontsize=7)
+            axis.set_title(title, fontsize=7)
             for box in boxes:
                 _draw(axis, box, colour)
-
-
-def _letters(text: str) -> str:
-    """What matplotlib can set: names of folders may hold bytes that are no text."""
-    return text.encode(errors="replace").decode()
 
 
 def _draw(axis: Axes, box: Box, colour: str) -> None:
     (x1, y1, x2, y2), text = box
     axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.2))
-    below_border = y1 < 0.06 * axis.get_ylim()[0]  # rows count downwards; a label above would be cut off
+    below_border = (
+        y1 < 0.06 * axis.get_ylim()[0]
+    )  # the top of the image, where a label above the box is cut off
     axis.text(
-        x1, y1, _letters(text), fontsize=5.5, color="white", clip_on=True,
+        x1, y1, text, fontsize=5.5, color="white", clip_on=True,
         verticalalignment="top" if below_border else "bottom",
         bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
     )  # fmt: skip
