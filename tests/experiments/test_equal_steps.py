@@ -1,4 +1,4 @@
-"""Worths at equal steps: the outcome again from the branches, the interval by another road."""
+"""Worths at equal steps: the recorded outcome, and the interval by root finding."""
 
 import json
 import math
@@ -17,7 +17,7 @@ RECORDS = sorted((ROOT / "results" / "equal_steps").glob("*/worths.json"))
 
 
 def fieller(above: list[float], below: list[float], level: float) -> tuple[float, float, float]:
-    """The ratio, and where Student's test of the mean of above - r below turns, by root finding."""
+    """The ratio, and the r at which Student's test of mean(above - r below) changes, by root finding."""
 
     def excess(r: float) -> float:
         ours = [a - r * b for a, b in zip(above, below, strict=True)]
@@ -35,7 +35,7 @@ def fieller(above: list[float], below: list[float], level: float) -> tuple[float
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.parent.name)
-def test_the_outcome_is_what_the_branches_say(record: Path) -> None:
+def test_the_recorded_outcome_follows_from_the_branches(record: Path) -> None:
     rows = read_rows(record)
     assert sorted({row["seed"] for row in rows}) == list(range(5000, 5024))
     recorded = json.loads(record.with_name("outcome.json").read_text())
@@ -43,11 +43,13 @@ def test_the_outcome_is_what_the_branches_say(record: Path) -> None:
     for row, again in zip(recorded[: len(found)], found, strict=True):
         near = {key: pytest.approx(value) for key, value in row.items() if isinstance(value, float)}
         assert again == {**row, **near}
-    assert all("reading" in row for row in recorded[len(found) :]), "of the noise, which the page tells"
+    assert all("reading" in row for row in recorded[len(found) :]), (
+        "correlations with the noise, see the page"
+    )
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.parent.name)
-def test_the_correlations_with_noise_stand_on_the_page(record: Path) -> None:
+def test_the_page_has_the_correlations_with_noise(record: Path) -> None:
     page = (ROOT / "experiments" / "repeat_value" / "README.md").read_text()
     for row in json.loads(record.with_name("outcome.json").read_text()):
         if "reading" in row:
@@ -55,17 +57,17 @@ def test_the_correlations_with_noise_stand_on_the_page(record: Path) -> None:
             assert f"{row['correlation']:.2f} ({between})" in page
 
 
-def test_fiellers_interval_is_where_students_test_turns() -> None:
+def test_fiellers_interval_has_the_ends_of_students_test() -> None:
     rng = np.random.default_rng(3)
     below = rng.normal(1.0, 0.4, 24)
     above = 0.8 * below + rng.normal(0.0, 0.2, 24)
     found = ratio_of_means(above, below, 0.05)
     assert found == pytest.approx(fieller(list(above), list(below), 0.05))
-    assert ratio_of_means(above, rng.normal(0.0, 1.0, 24), 0.05) is None  # what is below isn't above 0
+    assert ratio_of_means(above, rng.normal(0.0, 1.0, 24), 0.05) is None  # the lower mean is not above 0
     assert ratio_of_means(np.append(above, np.inf), np.append(below, 1.0), 0.05) is None
 
 
-def test_a_cell_holds_or_not_with_its_whole_interval() -> None:
+def test_a_verdict_needs_the_whole_interval() -> None:
     ends = ((0.96, 1.0), (0.5, 0.6), (0.4, 1.4))
     found = [ratio_of_means(np.linspace(*one, 8), 1 + np.linspace(0, 0.01, 8), 0.05) for one in ends]
     assert [decide(one) for one in (*found, None)] == [HOLDS, FAILS, OPEN, OPEN]

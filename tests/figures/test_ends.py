@@ -6,7 +6,7 @@ import json
 import pytest
 
 from adaecho.figures.__main__ import draw_all
-from adaecho.figures.arms import caption_of_ends, draw_ends
+from adaecho.figures.arms import draw_ends
 from adaecho.figures.tables import draw_table
 from adaecho.records.outcome import COSTS, ends
 from adaecho.records.table import summarize
@@ -36,7 +36,7 @@ def table():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_dot_and_a_bar_for_every_arm_that_ended(table, tmp_path, drawn):
+def test_every_arm_with_ends_has_a_dot_and_a_bar(table, tmp_path, drawn):
     draw_ends(ends(table), tmp_path / "x.png", "title", "cross_entropy")
     panels = drawn[0].axes
     quantities = ("cross entropy\nat the end", "steps", "examples\ntrained on", "fresh examples")
@@ -48,37 +48,16 @@ def test_a_dot_and_a_bar_for_every_arm_that_ended(table, tmp_path, drawn):
     assert [pytest.approx(0.1), pytest.approx(0.2)] in [list(line.get_xdata()) for line in panels[0].lines]
 
 
-def test_the_caption_counts_runs(table):
-    assert caption_of_ends(ends(table[:4])) == "Mean, min and max over 2 runs per arm. Grey: those of s1."
-    assert caption_of_ends(ends(table[:2]), ["steps"]).endswith("s1.\nAlike in all arms: steps.")
-    searched = [table[0], {**table[0], "index": 1}]
-    assert caption_of_ends(ends(searched)).startswith("Mean, min and max over 1 search per arm, of each its")
-
-
-def test_a_table_none_of_whose_runs_ended_well_has_an_empty_figure(table, tmp_path, drawn):
+def test_a_table_of_diverged_runs_has_an_empty_figure(table, tmp_path, drawn):
     draw_ends(ends(table[4:]), tmp_path / "x.png", "title", "cross_entropy")
     assert [len(axes.lines) for axes in drawn[0].axes] == [0]
-
-
-def test_shares_are_per_cent(table, tmp_path, drawn):
-    perfect = [{**row, "target_metric": "accuracy", "final_accuracy": 1.0} for row in table[:3]]
-    draw_ends(ends(perfect), tmp_path / "x.png", "title", "accuracy")
-    label = drawn[0].axes[0].xaxis.get_major_formatter()
-    assert [label(share, 0) for share in (0.95, 1.0)] == ["95 %", "100 %"]
-
-
-@pytest.mark.parametrize(("value", "label"), [(0.7, "0.7"), (31.5, "31.5")])
-def test_a_metric_of_ones_own_is_a_number(table, tmp_path, drawn, value, label):
-    own = [{**row, "target_metric": "psnr", "final_psnr": value} for row in table[:3]]
-    draw_ends(ends(own), tmp_path / "x.png", "title", "psnr")
-    assert drawn[0].axes[0].xaxis.get_major_formatter()(value, 0) == label
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("names", "lines"), [(("e2_lr0.1", "e2_lr0.2", "e4_lr0.1"), 2), (("lr0.1", "lr0.2"), 1)]
 )
-def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, drawn):
+def test_a_swept_learning_rate_is_an_axis(names, lines, tmp_path, drawn):
     table = [row for name in names for row in rows(name, [0.05, 0.07], steps=10)]
     draw_table(table, summarize(table), [], tmp_path, "x", "png")
     (axes,) = drawn[0].axes
@@ -87,8 +66,8 @@ def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, drawn
     assert (axes.get_legend() is None) == (lines == 1)
 
 
-@pytest.mark.parametrize("ratio", [1.05, 2.0, 2.14, 3.0, 4.9, 5.1, 20.0, 200.0, 3000.0])
-def test_labels_of_counts_do_not_run_into_each_other(ratio, tmp_path, drawn):
+@pytest.mark.parametrize("ratio", [1.05, 2.14, 4.9, 20.0, 3000.0])
+def test_labels_of_counts_do_not_overlap(ratio, tmp_path, drawn):
     table = rows("e0", [0.1], steps=44) + rows("e1", [0.1], steps=int(44 * ratio))
     draw_ends(ends(table), tmp_path / "x.png", "x", "cross_entropy")
     drawn[0].canvas.draw()
@@ -100,7 +79,7 @@ def test_labels_of_counts_do_not_run_into_each_other(ratio, tmp_path, drawn):
         assert all(left[2] < right[0] for left, right in itertools.pairwise(boxes))
 
 
-def test_long_names_leave_the_panels_room(tmp_path, drawn):
+def test_long_names_leave_room_for_the_panels(tmp_path, drawn):
     names = [
         f"task-small_text_echo-example_before_augmentation_factor-{e}_batch_size-32_adascale-on" for e in "12"
     ]
@@ -123,10 +102,3 @@ def test_the_report_has_the_ends(table, tmp_path):
     text = (tmp_path / "figures" / "report.md").read_text()
     assert "| s2_linear | 0.1500 | 0.1000 to 0.2000 | 0.1500 | 16,000 | 500 | 16,000 | 2 | 0 | 0 |" in text
     assert "| s2_untouched | - | - | - | - | - | - | 0 | 2 | 0 |" in text
-
-
-@pytest.mark.parametrize("final", [0.0, None])
-def test_runs_without_an_evaluation_and_losses_of_zero_are_drawn(final, tmp_path):
-    arms = ends(rows("s1", [final, final], steps=1000) + rows("s2", [final, final], steps=500))
-    draw_ends(arms, tmp_path / "x.png", "x", "cross_entropy")
-    assert (tmp_path / "x.png").exists()

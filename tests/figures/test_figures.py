@@ -1,4 +1,3 @@
-import errno
 import json
 import shutil
 
@@ -6,14 +5,13 @@ import matplotlib
 import pytest
 from PIL import Image
 
-from adaecho.errors import FolderError
 from adaecho.figures.__main__ import draw_all, main
-from adaecho.figures.arms import caption_of_dots, colours, draw_fig3, readable
+from adaecho.figures.arms import caption_of_dots, colours, draw_fig3
 from adaecho.figures.curves import Sweep, caption_of_costs, draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.report import boundary_note
-from adaecho.figures.style import SERIES, figure, target_words
+from adaecho.figures.style import SERIES
 from adaecho.figures.style import VARIANTS as LOOKS
-from adaecho.figures.tables import describe, draw_table
+from adaecho.figures.tables import draw_table
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.records.table import summarize
 from adaecho.search.report import draw as draw_sweep
@@ -24,7 +22,7 @@ VARIANTS = ("none", "batch", "example_after_augmentation", "example_before_augme
 
 
 def rows_of(arm, variant, factor, costs, *, trials=2):
-    """One search per cost, whose best trial needed it (None: missed); the others needed more."""
+    """One search per cost, the cost of its best trial (None: missed). Other trials cost more."""
     return [
         {
             "experiment": "quickstart", "task": "digits", "arm": arm, "repeat": repeat, "index": index,
@@ -68,14 +66,14 @@ def draw(rows, curves, into, stem="t"):
 
 
 def echoed(factor, of=""):
-    """The curve of an arm with or without batch echoing."""
+    """Curve of an arm with or without batch echoing."""
     variant = "batch" if factor > 1 else "none"
     return {**CURVE, "arm": f"e{factor}{of}", "echo_variant": variant, "echo_factor": factor}
 
 
 @pytest.fixture
 def fig3(tmp_path, drawn):
-    """``fig3(rows)``: the axes that it draws."""
+    """``fig3(rows)``: draw and return the axes."""
 
     def axes_of(rows):
         draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
@@ -96,12 +94,12 @@ def test_fig3_has_paper_order_means_extremes_and_ideal_lines(fig3):
     assert words(axes).count("0.77") == 6  # geometric: the root of 48 / 80
 
 
-def test_fig3_says_which_arms_missed_the_target(fig3):
+def test_fig3_names_arms_that_missed_the_target(fig3):
     rows = rows_of("baseline", "none", 1, [8000, 10000, 9000])
     rows += rows_of("batch_e2", "batch", 2, [None, None, None])
     rows += rows_of("after_e2", "example_after_augmentation", 2, [6000, None, 7000])
     for trial in rows[-4:-2]:
-        trial["fresh_examples"] = 16000  # what the search that missed had read
+        trial["fresh_examples"] = 16000  # reads of the search that missed
     axes = fig3(rows)
     assert dots(axes) == [9000, 6500]
     assert "target not reached" in words(axes)
@@ -111,24 +109,6 @@ def test_fig3_says_which_arms_missed_the_target(fig3):
     assert caption_of_dots(outcome(rows)).startswith("Mean over those that reached it of 3 searches per")
     alone = fig3(rows_of("baseline", "none", 1, [None]))
     assert (dots(alone), words(alone)) == ([], ["target not reached"])
-
-
-def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(fig3):
-    rows = rows_of("conv", "none", 1, [8000]) + rows_of("mlp", "none", 1, [None])
-    for net, cost in (("conv", 7000), ("mlp", 9000)):
-        rows += [{**row, "baseline": net} for row in rows_of(f"{net}_e2", "batch", 2, [cost])]
-    assert dashed(fig3(rows)) == []
-    assert caption_of_dots(outcome(rows)).endswith("Numbers: ratio to the baseline.")
-    missed = rows_of("baseline", "none", 1, [None]) + rows_of("batch_e2", "batch", 2, [9000])
-    assert dashed(fig3(missed)) == []
-    assert "ratio" not in caption_of_dots(outcome(missed))
-
-
-def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
-    draw_curves([{**CURVE, "values": [0.01, 0.11]}], tmp_path / "f.png", "photographs", "accuracy", None)
-    axes = drawn[0].axes[0]
-    low, high = axes.get_ylim()
-    assert sum(low <= place <= high for place in axes.get_yticks()) >= 3
 
 
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
@@ -144,7 +124,7 @@ def test_fig3_names_arms_that_share_variant_and_factor(fig3):
     assert rows_named(axes) == ["buffer 1k", "buffer 10k", "batch, e = auto"]
 
 
-def test_best_points_at_the_end_of_an_axis_are_told():
+def test_the_report_names_best_points_at_the_end_of_an_axis():
     arms = [
         {"arm": "a", "reached": 5, "at_edge": {"optimizer.momentum": 2, "optimizer.learning_rate": 0}},
         {"arm": "b", "runs": 3, "at_edge": {"optimizer.momentum": 0}},
@@ -171,12 +151,7 @@ def test_a_caption_states_trials_and_searches(caption, searches, trials, says):
     assert caption(arms).startswith(says)
 
 
-def test_a_title_names_the_data_and_how_often_a_target_is_to_be_met():
-    assert describe([ROW | {"experiment": "bccd", "task": "coco"}]).startswith("bccd, blood cells:")
-    assert describe([ROW | {"target_in_a_row": 2}]) == f"{describe([ROW])} 2 times in a row"
-
-
-def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path, drawn):
+def test_each_panel_has_each_search_once_and_shows_accuracy_as_error(tmp_path, drawn):
     before = {**echoed(2, "before"), "echo_variant": "example_before_augmentation"}
     curves = [echoed(1), echoed(2), echoed(16), before]
     draw_curves(curves, tmp_path / "c.png", "digits", "accuracy", 0.97)
@@ -192,7 +167,7 @@ def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path,
     assert axes.get_ylabel() == "validation cross entropy, nats"
 
 
-def test_a_curve_is_the_mean_over_searches_and_one_that_ended_stays():
+def test_a_curve_is_the_mean_over_searches_and_constant_after_their_ends():
     longer = {"fresh_examples": [100, 200, 300], "values": [6.0, 4.0, 2.0]}
     shorter = {"fresh_examples": [150, 250], "values": [5.0, 3.0]}
     x, mean, low, high = mean_and_band([longer, shorter], "cross_entropy")
@@ -201,7 +176,7 @@ def test_a_curve_is_the_mean_over_searches_and_one_that_ended_stays():
     assert (low[-1], high[-1]) == pytest.approx((2.0, 3.0))
     points = [{"fresh_examples": [1], "values": [value]} for value in (0.99, 0.96)]
     _, mean, low, high = mean_and_band(points, "accuracy")
-    assert (low[0], mean[0], high[0]) == pytest.approx((0.01, 0.02, 0.04))  # of the logarithm of the error
+    assert (low[0], mean[0], high[0]) == pytest.approx((0.01, 0.02, 0.04))  # in logarithms of the error
 
 
 def test_a_tuning_curve_is_the_best_of_the_first_trials(tmp_path, drawn):
@@ -218,7 +193,7 @@ def test_a_tuning_curve_is_the_best_of_the_first_trials(tmp_path, drawn):
     assert drawn[1].axes[0].get_xlabel() == "trials of the search"
 
 
-def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, drawn):
+def test_the_sweep_decides_panels_and_lines(tmp_path, drawn):
     curves = [
         echoed(factor, f"_{size}") | {"batch_size": size} for factor in (1, 2, 4, 8) for size in (32, 128)
     ]
@@ -228,7 +203,7 @@ def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, dr
     assert [text.get_text() for text in drawn[0].legends[0].texts] == ["batch size 32", "batch size 128"]
 
 
-def test_arms_of_one_colour_in_a_panel_differ_in_dashes_and_are_named(tmp_path, drawn):
+def test_arms_of_one_colour_have_different_dashes_and_a_legend(tmp_path, drawn):
     curves = [echoed(factor, f"_of{size}") for factor in (1, 2) for size in (359, 718, 1437)]
     draw_curves(curves, tmp_path / "c.png", "d", "accuracy", None)
     for factor, axes in enumerate(drawn[0].axes, start=1):
@@ -241,24 +216,14 @@ def test_arms_of_one_colour_in_a_panel_differ_in_dashes_and_are_named(tmp_path, 
 @pytest.mark.parametrize(
     ("task", "name"), [("small_text", "example"), ("digits", "example, before augmentation")]
 )
-def test_without_augmentation_nothing_is_before_it(tmp_path, drawn, task, name):
+def test_a_task_without_augmentation_has_one_example_variant(tmp_path, drawn, task, name):
     rows = [*rows_of("baseline", "none", 1, [800]), *rows_of("example_e2", VARIANTS[3], 2, [400])]
     draw([row | {"task": task} for row in rows], [], tmp_path)
     assert rows_named(drawn[0].axes[0]) == ["baseline", f"{name}, e = 2"]
 
 
-def test_words_and_scales():
-    assert target_words("accuracy", 0.97) == "97 % validation accuracy"
-    assert target_words("accuracy", 0.753) == "75.3 % validation accuracy"
-    assert target_words("cross_entropy", 3.9) == "validation cross entropy of 3.9"
-    assert target_words("mAP_50", 0.8) == "validation mAP@50 of 0.8"
-    assert target_words("mAP", None) == "validation mAP"
-    assert readable("e2_steps_7000") == "e = 2, steps 7,000"
-    assert readable("example_before_e4_search0") == "example before e = 4, search 0"
-
-
 def written(results):
-    """A folder of one table with its curves and its command."""
+    """A folder of one table with curves and command."""
     folder = results / "quickstart" / "digits"
     folder.mkdir(parents=True)
     (folder / "trials.json").write_text(json.dumps(seven_arms()))
@@ -272,21 +237,16 @@ def results(tmp_path):
     return written(tmp_path / "results")
 
 
-@pytest.fixture
-def digits(results):
-    return results / "quickstart" / "digits"
-
-
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The same with a picture beside the table."""
+    """Drawn results with a picture in the table's folder."""
     results = written(tmp_path_factory.mktemp("drawn") / "results")
     Image.new("RGB", (8, 8), "red").save(results / "quickstart/digits/boxes.jpg")
     main(["--results", str(results)])
     return results
 
 
-def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alone(report, tmp_path):
+def test_figures_and_report_repeat_byte_for_byte_and_keep_the_users_settings(report, tmp_path):
     first = {path.name: path.read_bytes() for path in (report / "figures").iterdir()}
     before = dict(matplotlib.rcParams)
     copy = shutil.copytree(report, tmp_path / "results", ignore=lambda *_: ["figures"])
@@ -299,41 +259,21 @@ def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alo
     assert first.keys() == names | {"report.md"}
 
 
-def test_the_report_shows_the_pictures_that_lie_beside_a_table(report):
-    assert "](../quickstart/digits/boxes.jpg)" in (report / "figures" / "report.md").read_text()
-
-
-def test_the_report_holds_table_figures_and_command(report):
+def test_the_report_has_table_figures_pictures_and_command(report):
     text = (report / "figures" / "report.md").read_text()
     assert "| baseline | 9,000 | 8,000 to 10,000 | 1.00 | - | 281 | 9.0 | 2 of 2 | 4 | 0 | 0 | 0 |" in text
     assert "![quickstart, digits: fresh examples to 97 % validation accuracy](quickstart_digits.png)" in text
     assert "python -m adaecho.run -m x=<1>" in text
+    assert "](../quickstart/digits/boxes.jpg)" in text
 
 
-ROW, *_ = rows_of("baseline", "none", 1, [8000])
-
-
-def test_a_figure_that_cannot_be_finished_is_left_as_it_was(tmp_path, monkeypatch):
-    path = tmp_path / "a.png"
-    path.write_bytes(b"as it was")
-
-    def full(_drawing, file, **_options):
-        file.write(b"half of it")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
-    with pytest.raises(FolderError, match=r"a\.png: the disk is full"), figure(2.0, path):
-        pass
-    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.png", b"as it was")]
-
-
-def test_a_folder_that_cannot_be_written_or_holds_no_tables_is_one_clear_message(results, tmp_path, refused):
+def test_an_unwritable_folder_or_missing_tables_give_one_message(results, tmp_path, refused):
     (tmp_path / "file").write_text("")
     assert "file" in refused(main, "--results", results, "--into", tmp_path / "file" / "figures")
-    assert "no <experiment>/<task>/trials.json" in refused(main, "--results", tmp_path / "none")
+    assert "contains no <experiment>/<task>/trials.json" in refused(main, "--results", tmp_path / "none")
 
 
-def test_a_sweep_is_drawn_in_its_folder(tmp_path):
+def test_a_sweep_has_its_figures_in_its_folder(tmp_path):
     rows = [{**row, "fresh_examples": 160} for row in seven_arms()]
     for row in best_trials(rows).values():
         folder = tmp_path / row["arm"] / str(row["repeat"]) / str(row["index"])
@@ -346,7 +286,7 @@ def test_a_sweep_is_drawn_in_its_folder(tmp_path):
 
 
 def test_a_sweep_over_tasks_has_a_figure_of_each_metric(tmp_path, drawn):
-    """Cross entropies drawn as accuracies were errors of 0.1 % or less."""
+    """A cross entropy drawn as accuracy shows an error of 0.1 % or less."""
     ended = {"fresh_examples": 160, "target_value": None, "final_accuracy": 0.9}
     rows = [{**row, **ended} for row in rows_of("digits", "none", 1, [None], trials=1)]
     of_text = {"task": "small_text", "target_metric": "cross_entropy", "final_cross_entropy": 5.9}
@@ -365,7 +305,7 @@ def test_a_sweep_over_tasks_has_a_figure_of_each_metric(tmp_path, drawn):
 
 
 def test_a_colour_means_the_same_in_every_figure():
-    """Of the arms of experiment=my_text the curves are drawn in their variants' colours, too."""
+    """Curves of named arms also have the colours of their variants."""
     kinds = {"baseline": "none", "batch_e2": "batch", "example_e2": "example", "example_e4": "example"}
     arms = [{"arm": arm, "echo_variant": variant} for arm, variant in kinds.items()]
     assert colours(arms) == {arm: LOOKS[variant][1] for arm, variant in kinds.items()}

@@ -12,9 +12,9 @@ from adaecho.errors import ConfigError, DataError
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.training.trial import run_trial
+from scripts.cifar10_shards import write_shards
 from tests.conftest import Compose
 from tests.datasets.files import encode, random_images, write_cifar10, write_tar
-from tests.scripts.load import load
 from tests.servers import serving
 
 NUMBER = 40
@@ -33,10 +33,12 @@ def parquet(folder: Path) -> Path:
 
 
 @pytest.fixture
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of shards, as the script writes them of what lies in the folder data beside it."""
-    write, into = load("cifar10_shards", monkeypatch).write_shards, tmp_path / "shards"
-    files = write(str(parquet(tmp_path / "data")), into, shard_examples=10, validation_examples=HELD_OUT)
+def shards(tmp_path: Path) -> Path:
+    """Shards that the script writes from the folder ``data``."""
+    into = tmp_path / "shards"
+    files = write_shards(
+        str(parquet(tmp_path / "data")), into, shard_examples=10, validation_examples=HELD_OUT
+    )
     assert [file.name for file in files] == [
         "train-00.tar", "train-01.tar", "train-02.tar", "train-03.tar", "validation.tar", "test.tar",
     ]  # fmt: skip
