@@ -18,7 +18,7 @@ import adaecho.run
 import adaecho.search.worker
 import adaecho.tasks.digits
 import adaecho.tasks.imagenet
-import adaecho.training.display
+import adaecho.training.progress
 import adaecho.training.trial
 
 gc.freeze()

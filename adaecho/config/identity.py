@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adaecho.config.tasks import added_options
-from adaecho.masking import masked
+from adaecho.errors import redact_urls
 
 _ABSENT = object()
 
@@ -46,7 +46,7 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             if (key := group + name) not in _NOT_IDENTITY and added.get(key, _ABSENT) != value
         }
 
-    kept: dict[str, Any] = masked(part(config))  # a url signed anew names the same data
+    kept: dict[str, Any] = redact_urls(part(config))  # a url signed anew names the same data
     kept["data"]["max_bad_examples"] = 0  # an allowance: until it is used up it changes nothing
     return kept
 

@@ -34,7 +34,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from adaecho.records.statistics import cost_ratio, mean_interval
-from adaecho.records.status import Status
+from adaecho.records.trials import Status
 
 Row = dict[str, Any]
 # Metrics of which less is better; of all others (accuracy, average precision) more is, unless a row tells.

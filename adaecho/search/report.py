@@ -18,9 +18,8 @@ from adaecho.errors import how_to_install, warn
 from adaecho.records.collect import best_curves, trial_row
 from adaecho.records.files import write_json, write_text
 from adaecho.records.outcome import COSTS, EDGE, Row, best_value, num_best, without_target
-from adaecho.records.status import ENDED, FINISHED, Status
-from adaecho.records.table import as_clock, end_of_sweep, summarize, validation_images
-from adaecho.records.terminal import terminal_table
+from adaecho.records.table import as_clock, end_of_sweep, summarize, terminal_table, validation_images
+from adaecho.records.trials import ENDED, FINISHED, Status
 from adaecho.search.design import Design, TrialId
 from adaecho.search.state import SweepState
 

@@ -11,7 +11,7 @@ from adaecho.errors import about_one_example
 from adaecho.models.multibox import detect, multibox_loss
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.ssd import SSD
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split
 from adaecho.tasks.boxes import ResizeWithBoxes
@@ -96,7 +96,12 @@ class DetectionValidation:
         return len(self._images)
 
     def evaluate(
-        self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+        self,
+        model: nn.Module,
+        split: Split,
+        *,
+        device: torch.device,
+        ranks: DistributedContext = SINGLE_PROCESS,
     ) -> dict[str, float]:
         """The metrics of a model in eval mode; each rank looks at its share of the images."""
         assert split == "validation", "COCO's test split has no public boxes, and scenes have none"

@@ -18,7 +18,7 @@ from adaecho.datasets.split import Rows, hold_out_rows, refuse_number
 from adaecho.errors import DataError
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
-from adaecho.ranks import Ranks
+from adaecho.ranks import DistributedContext
 from adaecho.shards import TarShards
 from adaecho.tasks.base import Split, Task, digest_of_classes
 from adaecho.tasks.images import DecodeLabelled, Prediction, classifier, read_batches
@@ -86,7 +86,7 @@ def build(config: Config, options: Options) -> Task:
         model: nn.Module,
         split: Split,  # noqa: ARG001
         device: torch.device,
-        ranks: Ranks,
+        ranks: DistributedContext,
     ) -> Iterator[Prediction]:
         batches = read_batches(
             held_out,
@@ -141,7 +141,7 @@ class _Streamed:
     def __init__(self, shards: TarShards, most: int | None) -> None:
         self._shards, self._most = shards, most
 
-    def share(self, ranks: Ranks) -> Iterator[dict[str, Any]]:
+    def share(self, ranks: DistributedContext) -> Iterator[dict[str, Any]]:
         """Those of a rank; a part of the split is passed over by every rank, so as to be the same for all."""
         if self._most is not None:
             return islice(self._shards, ranks.rank, self._most, ranks.world_size)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from adaecho.errors import DataError, about_one_example
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split, Task
 from adaecho.transforms.photographs import decode_image, decoder_for
 from adaecho.transforms.small_images import Images
@@ -69,7 +69,7 @@ def decode_labelled(
 
 
 def classifier(
-    predictions: Callable[[nn.Module, Split, torch.device, Ranks], Iterable[Prediction]],
+    predictions: Callable[[nn.Module, Split, torch.device, DistributedContext], Iterable[Prediction]],
     *,
     label_smoothing: float,
     names: Sequence[str] = (),
@@ -85,12 +85,12 @@ def classifier(
     """
 
     def evaluate(
-        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+        model: nn.Module, split: Split, *, device: torch.device, ranks: DistributedContext = SINGLE_PROCESS
     ) -> dict[str, float]:
         return classification_metrics(predictions(model, split, device, ranks), ranks)
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        return mistakes(predictions(model, "validation", device, ALONE), number, names)
+        return mistakes(predictions(model, "validation", device, SINGLE_PROCESS), number, names)
 
     return Task(
         metrics={"accuracy": "max", "cross_entropy": "min"},
@@ -118,11 +118,11 @@ def num_images(batch: Batch) -> float:
 
 def predictions_in_memory(
     read: Callable[[Split], Images], batch_size: int
-) -> Callable[[nn.Module, Split, torch.device, Ranks], Iterator[Prediction]]:
+) -> Callable[[nn.Module, Split, torch.device, DistributedContext], Iterator[Prediction]]:
     """Predictions for a rank's share of a split that ``read`` gives, batch by batch."""
 
     def predictions(
-        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
+        model: nn.Module, split: Split, device: torch.device, ranks: DistributedContext
     ) -> Iterator[Prediction]:
         examples = read(split)
         share = ranks.share(len(examples["label"]))
@@ -162,7 +162,9 @@ def _as_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.repeat(bright.astype(np.uint8), 3, axis=-1)
 
 
-def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALONE) -> dict[str, float]:
+def classification_metrics(
+    predictions: Iterable[Prediction], ranks: DistributedContext = SINGLE_PROCESS
+) -> dict[str, float]:
     """Accuracy and mean cross entropy (nats) over all examples of a split, of which each rank has a share."""
     number = 0
     correct: torch.Tensor | int = 0  # sums that stay on the device: to ask for them would be to wait for it

@@ -21,7 +21,7 @@ from adaecho.datasets.split import refuse_number
 from adaecho.datasets.text_stream import TokenStream
 from adaecho.datasets.tokens import END, PAD, Packing, cached_tokenizer, dtype_of, key_of, tokenized
 from adaecho.errors import DataError
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import TOKENIZER, Batch, LossAndWeight, Split, Task
 from adaecho.tasks.options import CommonCrawlOptions, TextOptions
 
@@ -173,7 +173,7 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
         split: Split,  # noqa: ARG001
         *,
         device: torch.device,
-        ranks: Ranks = ALONE,
+        ranks: DistributedContext = SINGLE_PROCESS,
     ) -> dict[str, float]:
         total, number = 0.0, 0
         # A stream doesn't tell its length: each rank takes every world_size-th batch of it.

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from adaecho.config.schema import TrackingConfig
-from adaecho.records import tracking
+from adaecho.records import wandb_mirror as tracking
 from adaecho.records.folder import RunFolder
-from adaecho.records.tracking import exported
+from adaecho.records.wandb_mirror import exported
 from tests.records import wandb_files
 
 OFFLINE = TrackingConfig(kind="wandb", mode="offline")
@@ -109,14 +109,14 @@ def fake_wandb(folder, monkeypatch, source):
 
 
 FAILING = {
-    "absent": ("raise ImportError('No module named wandb')", "No module named wandb. The run goes on"),
+    "absent": ("raise ImportError('No module named wandb')", "No module named wandb. The run continues"),
     "raising": (
         "def init(**_): raise RuntimeError('no key\\nmore')\nSettings = dict",
-        "no key. The run goes on",
+        "no key. The run continues",
     ),
-    "dying": ("def init(**_): import os; os._exit(3)\nSettings = dict", "its process ended with 3"),
+    "dying": ("def init(**_): import os; os._exit(3)\nSettings = dict", "process ended with 3"),
     "hanging": ("import time\nSettings = dict\ndef init(**_): time.sleep(1000)", "not finished in 0.2 s"),
-    "real but without an account": (None, "The run goes on"),
+    "real but without an account": (None, "The run continues"),
 }
 
 
@@ -142,22 +142,24 @@ def test_w_and_b_absent_or_failing_is_one_warning(tmp_path, monkeypatch, capfd, 
 
 
 SLOW = """
-import time
+import json, time
 from types import SimpleNamespace
 Settings = dict
 def init(**_):
     def finish(exit_code):
         time.sleep(0.5)
         open("finished", "w").write(str(exit_code))
-    nothing = lambda *_, **__: None
-    summary = SimpleNamespace(update=nothing)
-    return SimpleNamespace(log=nothing, summary=summary, starting_step=0, finish=finish)
+    def log(line, step):
+        with open("sent", "a") as file:
+            file.write(json.dumps([step, line["accuracy"]]) + "\\n")
+    summary = SimpleNamespace(update=lambda _: None)
+    return SimpleNamespace(log=log, summary=summary, starting_step=200, finish=finish)
 """
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 from adaecho.config.schema import TrackingConfig
-from adaecho.records.tracking import exported
+from adaecho.records.wandb_mirror import exported
 with exported(TrackingConfig(kind="wandb"), Path(sys.argv[1])):
     time.sleep(1)
     assert not (Path(sys.argv[1]) / "finished").exists(), "exported while the run was under way"
@@ -174,3 +176,17 @@ def test_a_run_that_is_killed_is_exported_up_to_there(tmp_path, monkeypatch):
     while not (file.exists() and file.read_text()) and time.monotonic() < until:
         time.sleep(0.1)
     assert file.read_text() == "0"
+
+
+def test_online_every_evaluation_is_sent_once_while_the_run_continues(tmp_path, monkeypatch):
+    """The server already has the evaluations before ``starting_step``."""
+    fake_wandb(tmp_path, monkeypatch, SLOW)
+    with exported(TrackingConfig(kind="wandb", mode="online"), tmp_path):
+        record(tmp_path, [160, 320], status="running")
+        until = time.monotonic() + 240
+        while not (tmp_path / "sent").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert (tmp_path / "sent").read_text() == "[320, 0.32]\n"
+        record(tmp_path, [480])
+    assert (tmp_path / "sent").read_text() == "[320, 0.32]\n[480, 0.48]\n"
+    assert (tmp_path / "finished").read_text() == "0"

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from adaecho.figures.report import unfinished_note
 from adaecho.records.files import write_json
-from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, summarize
-from adaecho.records.terminal import terminal_table
+from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, summarize, terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed

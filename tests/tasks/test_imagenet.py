@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adaecho.datasets.storage import FILES
 from adaecho.errors import ConfigError, DataError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
-from adaecho.ranks import Ranks
+from adaecho.ranks import DistributedContext
 from adaecho.tasks import build_task
 from adaecho.tasks.base import digest_of_classes
 from adaecho.training.trial import run_trial
@@ -75,7 +75,7 @@ def test_validation_shards_are_shared_out(
     assert sum(counts) == (3 if most == "null" else 2)
 
 
-class _Rank(Ranks):
+class _Rank(DistributedContext):
     """One of several, whose sums are its own."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:

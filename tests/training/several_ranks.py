@@ -11,7 +11,7 @@ import torch
 
 from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.errors import UserError
-from adaecho.ranks import joined
+from adaecho.ranks import distributed_context
 from adaecho.training.trial import run_trial
 from tests.forks import FORKS
 from tests.ports import free_port
@@ -39,7 +39,7 @@ def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before:
         before(int(variables["RANK"]))
     config, log = from_plain(plain), Path(f"{folder}.rank{variables['RANK']}")
     try:
-        with joined(torch.device("cpu"), config.rank_timeout_s) as ranks:
+        with distributed_context(torch.device("cpu"), config.rank_timeout_s) as ranks:
             summary = run_trial(config, Path(folder), ranks=ranks)
         log.write_text(summary["status"])
     except Exception as error:

@@ -10,7 +10,7 @@ from adaecho import AdaScale
 from adaecho.errors import ConfigError
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader
-from adaecho.training.optimizer import deal
+from adaecho.training.optimizer import split_batch
 from adaecho.training.trainer import Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -93,7 +93,7 @@ def test_one_micro_batch_per_copy_of_a_fresh_batch(compose_config: Compose) -> N
     with make_loader(config, build_task(config), torch.device("cpu")) as loader:
         batches = iter(loader)
         for step in range(1, 3):
-            micro_batches = deal(next(batches), 4, 128)
+            micro_batches = split_batch(next(batches), 4, 128)
             assert loader.fresh_examples in (32 * step, 32 * step + 1)  # one sits in the buffer
             assert all(torch.equal(micro["label"], micro_batches[0]["label"]) for micro in micro_batches)
             assert not torch.equal(micro_batches[0]["image"], micro_batches[1]["image"])

@@ -9,7 +9,7 @@ from torch import nn
 
 from adaecho.errors import ConfigError
 from adaecho.tasks.base import Task
-from adaecho.training.optimizer import EagerSGD, deal, make_optimizer, parameter_groups
+from adaecho.training.optimizer import EagerSGD, make_optimizer, parameter_groups, split_batch
 from adaecho.training.trainer import Trainer
 from tests.conftest import Compose
 
@@ -23,7 +23,7 @@ class Pair(NamedTuple):
 
 def test_any_nesting_is_dealt_example_by_example() -> None:
     batch = {"x": torch.arange(4), "pair": Pair(torch.arange(4) * 10, [torch.ones(n) for n in (1, 2, 3, 4)])}
-    first, second = deal({**batch, "size": 7, "scale": torch.tensor(2.0)}, 2, 4)
+    first, second = split_batch({**batch, "size": 7, "scale": torch.tensor(2.0)}, 2, 4)
     assert first["x"].tolist() == [0, 2]
     assert second["pair"].one.tolist() == [10, 30]
     assert [len(box) for box in second["pair"].other] == [2, 4]
@@ -40,9 +40,9 @@ def test_any_nesting_is_dealt_example_by_example() -> None:
 )
 def test_a_batch_whose_examples_are_not_first_is_not_dealt(batch: Any, says: str) -> None:
     """In silence each micro-batch would get every second token of all examples."""
-    assert deal(batch, 1, 4)[0] is batch
-    with pytest.raises(ConfigError, match=rf"num_gradients_to_accumulate=2: .* its 4 examples.*{says}"):
-        deal(batch, 2, 4)
+    assert split_batch(batch, 1, 4)[0] is batch
+    with pytest.raises(ConfigError, match=rf"num_gradients_to_accumulate=2: .* 4 examples.*{says}"):
+        split_batch(batch, 2, 4)
 
 
 class _Masked:
@@ -81,7 +81,7 @@ def test_micro_batches_of_uneven_weight_add_up_to_the_whole_batch(
     for overrides, parts in (((), 1), (("adascale=on", "adascale.num_gradients_to_accumulate=4"), 4)):
         trainer = _trainer(compose_config, *overrides, weight=weight)
         with trainer.loader:
-            loss = trainer._mean_loss.backward(deal(next(iter(trainer.loader)), parts, 8))
+            loss = trainer._mean_loss.backward(split_batch(next(iter(trainer.loader)), parts, 8))
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     torch.manual_seed(0)
     model = nn.Linear(3, 1)

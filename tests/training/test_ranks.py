@@ -1,4 +1,4 @@
-"""Runs on several ranks: equal to one process that is fed their batches, one record, and ends together."""
+"""Runs on several ranks: equal to one process with the same batches, one record, and a common end."""
 
 import copy
 import errno
@@ -20,11 +20,11 @@ import torch
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.errors import DataError
-from adaecho.ranks import Ranks
+from adaecho.ranks import DistributedContext
 from adaecho.tasks import build_task
 from adaecho.training import trainer, trial
+from adaecho.training.distributed import share_of
 from adaecho.training.loader import make_loader
-from adaecho.training.parallel import share_of
 from tests.conftest import Compose
 from tests.datasets.text_files import write_folder
 from tests.helpers import metrics, signal_at, summary
@@ -59,7 +59,7 @@ def reference(config: Config, world_size: int) -> tuple[list[dict[str, float]], 
     replicas = [task.build_model()]
     replicas += [copy.deepcopy(replicas[0]) for _ in range(world_size - 1)]
     momenta = [torch.zeros_like(parameter) for parameter in replicas[0].parameters()]
-    shares = [Ranks(rank, world_size) for rank in range(world_size)]
+    shares = [DistributedContext(rank, world_size) for rank in range(world_size)]
     loaders = [make_loader(share_of(config, world_size), task, DIGITS, ranks) for ranks in shares]
     batches = [iter(loader) for loader in loaders]
     lines, due, fresh = [], config.evaluate.every_fresh_examples, 0
@@ -251,7 +251,7 @@ def _is_signalled(number: int, at_step: int) -> None:
 @pytest.mark.parametrize(
     "form",
     first_form(
-        # Sums of three depend on their order, which DistributedDataParallel changes after its first pass.
+        # Sums of three ranks depend on the order, which DistributedDataParallel changes after two passes.
         (3, 18, ("echo=batch", "echo.factor=1.5")),
         also=[
             (2, 16, ("echo=example_before_augmentation", "echo.factor=1.5")),
@@ -261,7 +261,7 @@ def _is_signalled(number: int, at_step: int) -> None:
     ),
     ids=["batch", "before", "adascale_zero"],
 )  # fmt: skip
-def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_been(
+def test_after_a_rank_is_killed_the_same_command_continues_exactly(
     compose_config: Compose, form: tuple[int, int, tuple[str, ...]]
 ) -> None:
     world_size, batch_size, more = form
@@ -291,7 +291,7 @@ def _noted(error: Exception) -> Exception:
     ),
     ids=["a crash", "the user's", "a crash of rank 0"],
 )
-def test_an_error_of_one_rank_is_told_by_all(config: Config, form: tuple[int, int, Exception]) -> None:
+def test_all_ranks_report_an_error_of_one_rank(config: Config, form: tuple[int, int, Exception]) -> None:
     victim, code, error = form
     ends = run_on(2, config, "run", functools.partial(_fails_at, victim, error))
     assert ends[victim] == (code, f"{type(error).__name__}: {error}")
@@ -343,11 +343,11 @@ def test_a_rank_that_hangs_or_is_stopped_ends_the_run_within_the_stated_time(
     assert victim == 0 or summary("run")["status"] == "failed"
 
 
-def test_ranks_that_see_other_things_are_named(config: Config, compose_config: Compose) -> None:
+def test_a_rank_with_a_different_config_is_named(config: Config, compose_config: Compose) -> None:
     other = compose_config(*RUN, "echo=none", "optimizer.learning_rate=0.123")
     for code, said in run_on(2, config, "run", others={1: other}):
         assert code == 2
-        assert said.startswith("RankError: rank 1 sees another config than rank 0: ")
+        assert said.startswith("RankError: rank 1 has a different config than rank 0: ")
         assert "same command, code and data" in said
 
 
@@ -369,27 +369,27 @@ def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(
 
 
 @pytest.mark.parametrize("victim", first_form(1, also=[0]))
-def test_a_signal_to_any_rank_ends_all_at_one_step_and_as_many_go_on(
+def test_a_signal_to_any_rank_ends_all_at_the_same_step(
     config: Config, undisturbed: list[dict[str, Any]], victim: int
 ) -> None:
     assert run_on(2, config, "run", on(victim, _is_signalled, signal.SIGUSR2, 7)) == [(0, "preempted")] * 2
     assert (summary("run")["steps"], summary("run")["signal"]) == (7, "SIGUSR2")
     ((code, said),) = run_on(1, config, "run")
     assert code == 2
-    assert "begun with world_size=2, and here it would go on with 1" in said
+    assert "made with world_size=2, but now world_size is 1" in said
     assert run_on(2, config, "run") == ENDED
     assert metrics("run") == undisturbed
 
 
 def _first_batch_never_comes() -> None:
-    """And it is told to end."""
+    """A signal comes during the wait."""
 
-    def peek(_: EchoLoader) -> None:
+    def wait(_: EchoLoader) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         while True:
             time.sleep(0.01)
 
-    EchoLoader.peek = peek  # type: ignore[method-assign]
+    EchoLoader.next_fresh_examples = wait  # type: ignore[method-assign]
 
 
 def test_a_signal_ends_the_wait_for_the_first_batch_on_all_ranks(config: Config) -> None:
@@ -398,14 +398,14 @@ def test_a_signal_ends_the_wait_for_the_first_batch_on_all_ranks(config: Config)
     assert run_on(2, config, "run") == ENDED
 
 
-def test_a_batch_that_cannot_be_dealt_evenly_is_refused(compose_config: Compose) -> None:
+def test_a_batch_that_cannot_be_split_evenly_is_refused(compose_config: Compose) -> None:
     for code, said in run_on(2, compose_config(*RUN, "batch_size=15"), "run"):
         assert code == 2
         assert "batch_size=15" in said
-        assert "make it a multiple of 2" in said
+        assert "use a multiple of 2" in said
 
 
-def test_started_again_by_torchrun_a_fresh_run_goes_on(compose_config: Compose) -> None:
+def test_a_restart_by_torchrun_continues_a_fresh_run(compose_config: Compose) -> None:
     config = compose_config(*RUN, "echo=none", "fresh=true", "checkpoint_every_s=0")
     run_on(2, config, "run", on(1, _dies, 9))
     assert run_on(2, config, "run", variables={"TORCHELASTIC_RESTART_COUNT": "1"}) == ENDED
