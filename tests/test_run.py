@@ -1,4 +1,4 @@
-"""The command as typed: what it prints, how it exits, and what bad input gets."""
+"""The command: its output, its exit codes, and its messages for ordinary mistakes."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ QUICK = ("tracking=none", "max_steps=3", "hydra.run.dir=run")
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Of training alone."""
+    """The command ``adaecho.run``."""
     return functools.partial(command, "adaecho.run")
 
 
@@ -77,7 +77,10 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         ),
         (("data.path=''",), ("data.path", "is empty")),
         (("data.path=~/data",), ("data.path=~/data",)),
-        (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
+        (
+            ("max_fresh_examples=100",),
+            ("max_fresh_examples=100", "echo.shuffle_buffer=256", "raise max_fresh_examples"),
+        ),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),
         (("task=small_text", "scale=text", "data.path=/absent/folder"), ("/absent/folder",)),
         (("batch_size=???",), ("batch_size",)),
@@ -86,7 +89,7 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("callbacks=null",), ("callbacks",)),
         (("search.axes=3",), ("search.axes",)),
         (("optimizer=3",), ("optimizer=3",)),
-        (("experiment=quickstart",), ("search.arms", "which -m runs")),
+        (("experiment=quickstart",), ("search.arms", "needs -m")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -1,4 +1,4 @@
-"""python -m adaecho.show: a picture of what a run predicts."""
+"""python -m adaecho.show draws predictions of a run."""
 
 import shutil
 from dataclasses import replace

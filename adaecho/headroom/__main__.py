@@ -27,6 +27,8 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
         step_s = float(given[-1].removeprefix("step_s=")) if given else None
     except ValueError:
         step_s = 0.0
+    if not any(override.startswith("task") for override in overrides):
+        print_line("no task given: measuring task=digits")
     if step_s is not None and not step_s > 0:
         raise ConfigError(f"{given[-1]}: must be the seconds of one training step, e.g. step_s=0.05")
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):

@@ -156,7 +156,7 @@ def main(folder: str, mode: str, project: str, entity: str | None = None) -> Non
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         warn(
-            f"tracking: {reason}. The run continues and its folder is complete; set tracking=none to turn W&B off"
+            f"tracking: {reason}. The run continues, and its folder is complete; tracking=none turns W&B off"
         )
 
 

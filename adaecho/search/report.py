@@ -214,7 +214,11 @@ def missed(rows: list[Row], state: SweepState) -> list[str]:
 
 def remarks(state: SweepState) -> list[str]:
     """Which searches are incomplete although nothing is left to run, and why."""
-    lines = []
+    lines = [
+        f"arm {arm.name}: the files of the data changed between trials (files_sha256 in summary.json)"
+        for arm in state.design.arms
+        if len(_files_of_trials(state, arm.name)) > 1
+    ]
     for search in state.searches.values():
         says, diverged = f"search {search.arm.name}/{search.repeat} is incomplete:", Status.DIVERGED
         failed = [index for index in search.wanted() if search.status(index) == Status.FAILED]
@@ -228,6 +232,13 @@ def remarks(state: SweepState) -> list[str]:
                 f"{search.max_diverged} were replaced; raise it, or narrow the axes"
             )
     return lines
+
+
+def _files_of_trials(state: SweepState, arm: str) -> set[str]:
+    """The digests of the names and sizes of data files in the summaries of an arm."""
+    searches = [search for search in state.searches.values() if search.arm.name == arm]
+    data = [summary.get("data", {}) for search in searches for summary in search.summaries.values()]
+    return {facts["files_sha256"] for facts in data if "files_sha256" in facts}
 
 
 def unfinished(state: SweepState) -> list[str]:

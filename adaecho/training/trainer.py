@@ -273,10 +273,8 @@ class Trainer:
             return Status.DIVERGED
         changes = self.factor_changes()[self.progress.factor_changes :]
         self.progress.factor_changes += len(changes)
-        line: Line = {
-            "fresh_examples": self.progress.fresh_examples,
-            "steps": self.progress.steps,
-            **metrics,
+        counts: Line = {"fresh_examples": self.progress.fresh_examples, "steps": self.progress.steps}
+        others: Line = {
             "train_loss": (self.ranks.sum(self._loss_sum) / max(self._losses, 1)).item(),
             "learning_rate": self.learning_rate(),
             **self.gain(),
@@ -285,6 +283,9 @@ class Trainer:
             "fresh_examples_in_buffer": self.counts()["fresh_examples_in_buffer"],
             **self.times(),
         }
+        if taken := sorted(metrics.keys() & {**counts, **others}):
+            raise ConfigError(f"task {self.task.name}: evaluate returned {taken[0]}, a name of the records")
+        line = {**counts, **metrics, **others}
         self._loss_sum.zero_()
         self._losses = 0
         self.progress.evaluations += 1

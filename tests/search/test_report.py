@@ -175,6 +175,16 @@ def test_an_incomplete_search_says_so(state: SweepState) -> None:
     assert not any("echo-none" in line for line in remarks(state))
 
 
+def test_trials_of_an_arm_with_different_files_are_remarked(state: SweepState) -> None:
+    (first, _), (second, _) = state.searches
+    for number, summary in state.searches[first, 0].summaries.items():
+        summary["data"] = {"files_sha256": "ab" if number < 2 else "cd"}
+    for summary in state.searches[second, 0].summaries.values():
+        summary["data"] = {"files_sha256": "ef"}
+    (changed,) = [line for line in remarks(state) if "files_sha256" in line]
+    assert changed.startswith(f"arm {first}: the files of the data changed between trials")
+
+
 def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) -> None:
     rows = trial_rows(state)
     for row in rows:

@@ -177,3 +177,13 @@ def test_a_step_records_no_graph() -> None:
     optimizer.step()
     assert weight.grad_fn is None
     assert torch.is_grad_enabled()
+
+
+def test_metrics_with_the_name_of_a_recorded_column_are_refused(compose_config: Compose) -> None:
+    trainer = _trainer(compose_config)
+    evaluated = {"accuracy": 0.5, "steps": 1.0}
+    object.__setattr__(trainer.task, "evaluate", lambda *_, **__: evaluated)
+    with trainer.loader:
+        trainer.train()
+        with pytest.raises(ConfigError, match="task masked: evaluate returned steps, a name of the records"):
+            trainer.evaluate_end()
