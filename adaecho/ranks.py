@@ -110,10 +110,8 @@ def explained(error: BaseException) -> BaseException:
     """The error itself, or a ``RankError`` if the connection to another rank broke."""
     # torch raises gloo's errors as plain RuntimeErrors.
     if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower()):
-        return RankError(
-            "another rank failed, hangs or is gone; its own message or the launcher's report says why "
-            f"({str(error).splitlines()[0]})"
-        )
+        reason = str(error).splitlines()[0]
+        return RankError(f"another rank failed, hangs or is gone; see its own message ({reason})")
     return error
 
 

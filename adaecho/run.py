@@ -137,8 +137,6 @@ def explain(error: BaseException, *more_keys: str) -> str:
 def _headline(config: schema.Config) -> str:
     target = config.target
     goal = "no target" if target.value is None else f"to {target.metric} {target.value:g}"
-    if target.value is not None and target.in_a_row > 1:
-        goal += f" in {target.in_a_row} evaluations in a row"
     return f"{config.task.name}, echo={config.echo.variant} factor={config.echo.factor}, {goal}"
 
 

@@ -80,8 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command.add_argument("--number", type=int, default=8, help="maximum number of images (8)")
     command.add_argument("--out", type=Path, help="the file: .png, .jpg, .svg or .pdf")
     typed = command.parse_intermixed_args(arguments)
-    if typed.number < 1:
-        command.error(f"--number {typed.number}: must be at least 1")
     if typed.out is not None and typed.out.suffix not in _SUFFIXES:
         command.error(f"--out {typed.out}: must end in {', '.join(_SUFFIXES)}")
     with report_errors():

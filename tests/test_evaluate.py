@@ -93,17 +93,6 @@ def test_a_run_without_weights_is_refused(trained: Path, tmp_path: Path, refused
     assert "the status of this run is diverged" in refused(evaluate.main, run)
 
 
-def test_a_metric_that_the_run_did_not_know_is_not_recorded(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(trained, tmp_path / "run")
-    known = [{name: value for name, value in line.items() if name != "accuracy"} for line in metrics(run)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in known))
-    evaluate.main([str(run)])
-    first, second = capsys.readouterr().out.splitlines()
-    assert (first.endswith("(not recorded)"), second.endswith("(as recorded)")) == (True, True)
-
-
 def test_training_images_of_the_run_are_not_a_validation_split(
     compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:

@@ -23,10 +23,8 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
 
 def load(run: RunFolder) -> dict[str, Any] | None:
     """The state in the checkpoint of a run, on the CPU; None without a checkpoint."""
-    if not run.checkpoint.exists():
-        return None
-    state: dict[str, Any] = torch.load(run.checkpoint, map_location="cpu", weights_only=True)
-    return state
+    exists = run.checkpoint.exists()
+    return torch.load(run.checkpoint, map_location="cpu", weights_only=True) if exists else None
 
 
 def seed_generators(seed: int) -> None:

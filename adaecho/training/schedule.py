@@ -27,8 +27,8 @@ class Schedule:
     def __init__(self, config: ScheduleConfig, peak: float, steps_per_epoch: float | None = None) -> None:
         self._config, self._peak, self._steps_per_epoch = config, peak, steps_per_epoch
         self._warmup = self._steps("warmup") or 0.0
-        self._decay = self._steps("decay")
-        self._first_drop, self._gap = self._steps("first_drop"), self._steps("drop_gap")
+        self._decay = self._steps("decay") or 0.0  # check_schedule demands it for shapes that use it
+        self._first_drop, self._gap = self._steps("first_drop") or 0.0, self._steps("drop_gap")
 
     def _steps(self, name: str) -> float | None:
         epochs: float | None = getattr(self._config, f"{name}_epochs")
@@ -55,13 +55,11 @@ class Schedule:
         if risen < self._warmup:
             rate *= min((risen + 1) / self._warmup, 1.0)  # epochs may be a fraction of steps
         if self._config.shape in ("linear_decay", "cosine"):
-            assert self._decay is not None  # check_schedule
             done = min(position / self._decay, 1.0)
             if self._config.shape == "cosine":
                 done = (1 - math.cos(math.pi * done)) / 2
             return rate * (1.0 - done * (1.0 - 1.0 / self._config.decay_factor))
         if self._config.shape == "drops":
-            assert self._first_drop is not None  # check_schedule
             second = None if self._gap is None else self._first_drop + self._gap
             drops = sum(at is not None and position >= at for at in (self._first_drop, second))
             return rate / self._config.drop_factor**drops

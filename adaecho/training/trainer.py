@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,23 +28,6 @@ from adaecho.training.signals import Interrupt, WaitEndedError
 
 # Reading the loss waits for the device, so divergence is checked this often and at every evaluation.
 LOSS_CHECK_STEPS = 20
-
-_RANK_SEEDS = 1_000_003  # between the seeds of two ranks; exceeds the seeds in use
-
-Line = dict[str, Any]
-
-
-class StepConsensus(NamedTuple):
-    """What all ranks know before a step.
-
-    Attributes:
-        fresh_examples: the count of all ranks after the next batches.
-        checkpoint_due, train_time_s: of rank 0.
-    """
-
-    fresh_examples: int
-    checkpoint_due: float
-    train_time_s: float
 
 
 class Trainer:
@@ -74,7 +57,7 @@ class Trainer:
         config: Config,
         task: Task,
         *,
-        record: Callable[[Line], None] = lambda _: None,
+        record: Callable[[dict[str, Any]], None] = lambda _: None,
         between_steps: Callable[[bool], None] = lambda _: None,
         interrupt: Interrupt | None = None,
         prune: Callable[[int], bool] | None = None,
@@ -98,7 +81,7 @@ class Trainer:
         self.loader = make_loader(share, task, self.device, ranks)
         self._split = partial(split_batch, count=passes, num_examples=share.batch_size)
         if not ranks.is_alone:  # ranks start with equal weights, but dropout must differ
-            seed_generators(config.seed + ranks.rank * _RANK_SEEDS)
+            seed_generators(config.seed + ranks.rank * 1_000_003)
         if task.weight is None and passes > 1 and not ranks.is_alone:
             raise ConfigError(
                 f"adascale.num_gradients_to_accumulate={passes}: several ranks need Task.weight, which task "
@@ -126,16 +109,17 @@ class Trainer:
             while True:
                 # An evaluation at k fresh examples follows every step that k fresh examples allow. So the
                 # cost of the next batch decides first, and no arm loses its last repeats.
-                ahead = self._agree()
-                if ahead is None:
+                agreed = self._agree()
+                if agreed is None:
                     return Status.PREEMPTED
-                status = self._before_step(ahead)
+                status = self._before_step(*agreed)
                 if status is not None:
                     return status
-                if self.adascale is not None and ahead.fresh_examples == self.progress.fresh_examples:
+                ahead = agreed[0]
+                if self.adascale is not None and ahead == self.progress.fresh_examples:
                     self.adascale.mark_repeated_batch()
                 batch = next(batches)
-                self.progress.fresh_examples = ahead.fresh_examples
+                self.progress.fresh_examples = ahead
                 if needs_warm_up:
                     self._warm_up(batch)
                     needs_warm_up = False
@@ -167,10 +151,12 @@ class Trainer:
         with self.loader.paused(), self.clocks.uncounted(self.device):
             yield
 
-    def _agree(self) -> StepConsensus | None:
-        """Wait until the next batch is ready on every rank, and share what the ranks know.
+    def _agree(self) -> tuple[int, float, float] | None:
+        """Wait until the next batch is ready on every rank, and exchange what decides the next step.
 
-        Returns None if a signal ended the wait; the batch then counts as not taken.
+        Returns:
+            The fresh examples of all ranks after the next batch; whether a checkpoint is due and the training
+            time, both of rank 0. None if a signal ended the wait; the batch then counts as not taken.
         """
         try:
             with self._interrupt.waiting():
@@ -182,14 +168,18 @@ class Trainer:
         if any(ahead < 0 for ahead, *_ in known):
             self.signal = next((int(number) for _, number, *_ in known if number), 0)
             return None
-        return StepConsensus(int(sum(ahead for ahead, *_ in known)), *known[0][2:])
+        return int(sum(ahead for ahead, *_ in known)), known[0][2], known[0][3]
 
-    def _before_step(self, ahead: StepConsensus) -> Status | None:
-        """Evaluate if due and apply the stop rules; returns the status that ends the run, or None."""
+    def _before_step(self, ahead: int, checkpoint_due: float, train_time_s: float) -> Status | None:
+        """Evaluate if due and apply the stop rules; returns the status that ends the run, or None.
+
+        Args:
+            ahead: fresh examples of all ranks after the next batch.
+            checkpoint_due, train_time_s: of rank 0.
+        """
         every, steps = self.config.evaluate.every_fresh_examples, self.progress.steps
-        if ahead.fresh_examples > self.progress.next_evaluation:
-            crossed = (ahead.fresh_examples - 1) // every * every
-            self.progress.next_evaluation = crossed + every
+        if ahead > self.progress.next_evaluation:
+            self.progress.next_evaluation = ((ahead - 1) // every + 1) * every
             if steps > 0:  # the first batch fills the buffer and may cross several multiples
                 status = self._evaluate()
                 if status is not None:
@@ -197,15 +187,17 @@ class Trainer:
         if steps % LOSS_CHECK_STEPS == 0 and self._has_diverged():
             return Status.DIVERGED
         budget = self.config.max_fresh_examples
-        if steps == 0 and budget is not None and ahead.fresh_examples > budget:
+        if steps == 0 and budget is not None and ahead > budget:
             raise ConfigError(
-                f"max_fresh_examples={budget}: the first batch needs {ahead.fresh_examples} fresh examples, "
+                f"max_fresh_examples={budget}: the first batch needs {ahead} fresh examples, "
                 f"because it fills echo.shuffle_buffer={self.config.echo.shuffle_buffer}; raise "
                 "max_fresh_examples, or reduce the buffer"
             )
-        if self._is_done() or budget_spent(self.config, steps, ahead.fresh_examples, ahead.train_time_s):
+        total, adascale = self.config.adascale.total_steps, self.adascale
+        is_done = adascale is not None and total is not None and adascale.done(total)
+        if is_done or budget_spent(self.config, steps, ahead, train_time_s):
             return Status.BUDGET_SPENT
-        self._between_steps(bool(ahead.checkpoint_due))
+        self._between_steps(bool(checkpoint_due))
         return None
 
     def _step(self, batch: Batch) -> None:
@@ -241,10 +233,6 @@ class Trainer:
             )
         return self.schedule.rate(self.progress.steps)
 
-    def _is_done(self) -> bool:
-        total_steps = self.config.adascale.total_steps
-        return self.adascale is not None and total_steps is not None and self.adascale.done(total_steps)
-
     def gain(self) -> dict[str, float | None]:
         """AdaScale's gain ratio, its parts, and tau in steps and in fresh batches; empty without AdaScale.
 
@@ -271,10 +259,10 @@ class Trainer:
         metrics = self.measure("validation")
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
             return Status.DIVERGED
-        changes = self.factor_changes()[self.progress.factor_changes :]
+        changes = self.loader.factor_changes[self.progress.factor_changes :]
         self.progress.factor_changes += len(changes)
-        counts: Line = {"fresh_examples": self.progress.fresh_examples, "steps": self.progress.steps}
-        others: Line = {
+        counts = {"fresh_examples": self.progress.fresh_examples, "steps": self.progress.steps}
+        others = {
             "train_loss": (self.ranks.sum(self._loss_sum) / max(self._losses, 1)).item(),
             "learning_rate": self.learning_rate(),
             **self.gain(),
@@ -309,10 +297,6 @@ class Trainer:
         status = self._evaluate() if self._losses or not self.progress.evaluations else None
         return Status.BUDGET_SPENT if status in (None, Status.PRUNED) else status
 
-    def factor_changes(self) -> list[list[float]]:
-        """The changes of ``echo.factor=auto``: first fresh example (or batch) of a factor, and the factor."""
-        return [list(change) for change in self.loader.factor_changes]
-
     def measure(self, split: Any) -> dict[str, float]:
         """Metrics on a whole split, counted as evaluation time, with the loader paused."""
         with self.loader.paused(), self.clocks.evaluating(self.device):
@@ -341,7 +325,7 @@ class Trainer:
             "skipped_examples": self.task.skipped_examples + bad,
         }
 
-    def _judge(self, value: float, line: Line) -> None:
+    def _judge(self, value: float, line: dict[str, Any]) -> None:
         """Update the best evaluation, and the cost to the target."""
         direction = self.task.metrics[self.config.target.metric]
         cost = {key: line[key] for key in ("fresh_examples", "steps", "train_time_s")}
@@ -418,8 +402,8 @@ class Trainer:
             if state["made_with"].get(key) != now and key not in may_change:
                 then = state["made_with"].get(key)
                 raise FolderError(
-                    f"the checkpoint was made with {key}={then}, but now {key} is {now}; restore it, accept "
-                    "different data by data.allow_changed=true, or start over with fresh=true"
+                    f"the checkpoint was made with {key}={then}, but now {key} is {now}; continue with {then}, "
+                    "accept different data by data.allow_changed=true, or start over with fresh=true"
                 )
         own = state["ranks"][self.ranks.rank]
         self.model.load_state_dict(state["model"])

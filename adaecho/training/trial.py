@@ -28,7 +28,7 @@ from adaecho.training.callbacks import Callbacks
 from adaecho.training.distributed import share_of
 from adaecho.training.progress import ProgressLog, is_finished
 from adaecho.training.signals import Interrupt
-from adaecho.training.trainer import Line, Trainer
+from adaecho.training.trainer import Trainer
 
 _CLOSE_WAIT_S = 5.0  # after a signal; a thread may wait for a source that never answers
 
@@ -81,8 +81,6 @@ def run_trial(
             reason = explained(error)
             if ranks.is_first:
                 trial.record_failure(reason)
-            if isinstance(error, FolderInUseError) and not ranks.is_alone:
-                reason = FolderError(str(error))  # the other ranks were training
             if reason is not error:
                 raise reason from error
             raise
@@ -233,7 +231,7 @@ class _Trial:
             checkpoint.save(self.run_folder, state)
         self.trainer.last_checkpoint_s = time.monotonic()
 
-    def _record(self, line: Line) -> None:
+    def _record(self, line: dict[str, Any]) -> None:
         if self.ranks.is_first:
             self.run_folder.append_metrics(line)
         if self.log is not None:
@@ -245,7 +243,7 @@ class _Trial:
     def _summary(self, status: str) -> dict[str, Any]:
         trainer, metric = self.trainer, self.config.target.metric
         loader, progress = trainer.loader, trainer.progress
-        changes = {"echo_factor_changes": trainer.factor_changes()}
+        changes = {"echo_factor_changes": [list(change) for change in loader.factor_changes]}
         return {
             **_describe(self.config),
             **({"data": trainer.task.facts} if trainer.task.facts else {}),

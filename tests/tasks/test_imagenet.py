@@ -185,7 +185,7 @@ def test_a_run_begins_with_weights_and_is_not_continued_with_others(
     assert torch.allclose(begun, ended, atol=1e-6)
     other = load_file(weights)
     save_file({name: value.double() for name, value in other.items()}, weights)
-    with pytest.raises(FolderError, match=r"trained with files_sha256"):
+    with pytest.raises(FolderError, match=r"made with files_sha256"):
         run_trial(compose_config(*on, "optimizer.learning_rate=1e-12"), tmp_path / "run")
 
 

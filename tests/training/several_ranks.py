@@ -1,4 +1,4 @@
-"""Runs on several ranks, each in a process of its own, as torchrun starts them."""
+"""Runs on several ranks, each in a forked process, with the environment of torchrun."""
 
 import os
 import sys
@@ -19,14 +19,14 @@ from tests.ports import free_port
 END_S = 120  # for a rank to end once another has
 needs_gloo = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-    reason="torch is built without gloo, by which ranks talk to one another on a CPU",
+    reason="this torch has no gloo, which ranks on a CPU need",
 )
 
 Before = Callable[[int], None]
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun sets."""
+    """The variables that torchrun sets."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -57,12 +57,12 @@ def run_on(
     others: dict[int, Config] | None = None,
     variables: dict[str, str] | None = None,
 ) -> list[tuple[int | None, str]]:
-    """Train on so many ranks; exit code of each (-9: killed), and its status or error.
+    """Train on several ranks; returns each one's exit code (-9: killed), and its status or error.
 
     Args:
-        before: called in each rank's process with its number, before it joins.
-        others: configs of some ranks.
-        variables: more of the environment.
+        before: called in the process of each rank with its number, before it connects.
+        others: different configs of some ranks.
+        variables: additional environment variables.
     """
     port, folder = free_port(), Path(folder).absolute()
     for log in folder.parent.glob(f"{folder.name}.rank*"):
@@ -76,7 +76,7 @@ def run_on(
     for process in processes:
         process.join(END_S)
     for process in processes:
-        if process.is_alive():  # one that hangs, which torchrun would end
+        if process.is_alive():  # torchrun would end a rank that hangs
             process.kill()
             process.join()
     logs = [Path(f"{folder}.rank{rank}") for rank in range(world_size)]

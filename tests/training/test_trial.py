@@ -1,6 +1,5 @@
 """Ends of runs, their records and weights."""
 
-import errno
 import itertools
 import json
 import math
@@ -23,8 +22,7 @@ from adaecho.config.schema import Config, to_plain
 from adaecho.echo import EchoLoader
 from adaecho.echo.threads.timers import Timers
 from adaecho.errors import ConfigError, FolderError
-from adaecho.ranks import DistributedContext
-from adaecho.records.folder import FolderInUseError, RunFolder
+from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint, trial
 from adaecho.training.trainer import LOSS_CHECK_STEPS, Trainer
@@ -202,27 +200,6 @@ def test_changed_data_is_refused_unless_allowed(
             assert run_trial(config, FOLDER)["steps"] == budget
 
 
-def test_a_disk_that_fills_loses_no_checkpoint(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = compose_config("max_steps=12", "checkpoint_every_s=0", "evaluate.every_fresh_examples=64")
-    fsync, calls = os.fsync, itertools.count()
-
-    def full(file: int) -> None:
-        if next(calls) > 25:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(file)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(FolderError, match="the disk is full"):
-            run_trial(config, FOLDER)
-    assert checkpoint.load(RunFolder(FOLDER))["progress"]["steps"] > 0
-    run_trial(config, FOLDER)
-    run_trial(config, Path("whole"))
-    assert metrics(FOLDER) == metrics("whole")
-
-
 def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
         run_trial(compose_config("max_steps=5", f"seed={seed}"), Path(folder))
@@ -261,23 +238,6 @@ def test_a_signal_in_the_last_evaluation_is_told_to_the_caller_alone(
     assert (summary.pop("signal"), summary["status"]) == ("SIGTERM", "budget_spent")
     assert json.loads((FOLDER / "summary.json").read_text()) == summary
     assert run_trial(config, FOLDER) == summary
-
-
-def test_a_lost_lock_is_a_different_error_if_other_ranks_were_training(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker continues with another trial after FolderInUseError; the other ranks would not."""
-
-    def lost(*_: Any) -> None:
-        raise FolderInUseError("taken over")
-
-    monkeypatch.setattr(trial._Trial, "run", lost)
-    for is_alone, kind in ((True, FolderInUseError), (False, FolderError)):
-        monkeypatch.setattr(DistributedContext, "is_alone", is_alone)
-        monkeypatch.setattr(DistributedContext, "from_first", lambda _, made: made())
-        with pytest.raises(FolderError, match="taken over") as error:
-            run_trial(compose_config("max_steps=1"), FOLDER)
-        assert error.type is kind
 
 
 def test_a_pruned_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
@@ -366,28 +326,6 @@ def test_a_run_keeps_the_weights_of_its_best_evaluation_and_of_its_end(
     assert accuracies == pytest.approx([best["value"], final])
     with safe_open(FOLDER / kept["best"], "pt") as file:
         assert file.metadata() == {"steps": str(best["steps"])}
-
-
-def test_a_kill_between_the_weights_and_the_summary_changes_nothing(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = compose_config(*WEIGHTS, "target.value=0.7")
-    whole = run_trial(config, Path("whole"))
-    write = RunFolder.write_summary
-
-    def killed(self: RunFolder, summary: dict[str, Any]) -> None:
-        if summary["status"] == "reached":
-            raise FolderError("killed here")
-        write(self, summary)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "write_summary", killed)
-        with pytest.raises(FolderError, match="killed here"):
-            run_trial(config, FOLDER)
-    assert (FOLDER / "model/final.safetensors").exists()
-    assert run_trial(config, FOLDER)["to_target"]["steps"] == whole["to_target"]["steps"]
-    for path in whole["model"].values():
-        assert (FOLDER / path).read_bytes() == (Path("whole") / path).read_bytes()
 
 
 def test_metrics_hold_every_change_of_the_factor_once(
