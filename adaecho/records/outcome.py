@@ -230,7 +230,7 @@ def _distance(row: Row) -> float:
     return math.inf if value is None else value if direction == "min" else -value
 
 
-def untold(metric: str, direction: str) -> Row:
+def direction_column(metric: str, direction: str) -> Row:
     """``target_direction`` for a row; empty if the metric's name tells the direction."""
     return {} if direction == _by_name(metric) else {"target_direction": direction}
 
@@ -266,9 +266,9 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
     first = rows[0]
     reached = [row for (arm, _), row in best.items() if arm == first["arm"]]
     counted = [row for row in rows if row["counted"]]
-    told = [key for key in SETTINGS if key in first and not _is_searched(key, rows)]
+    settings = [key for key in SETTINGS if key in first and not _is_searched(key, rows)]
     return {
-        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *told)},
+        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *settings)},
         "searches": len({row["repeat"] for row in rows}),
         "reached": len(reached),
         "trials": len(counted),

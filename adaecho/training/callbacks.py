@@ -14,7 +14,8 @@ HOOKS = ("on_evaluation", "on_end")
 class Callbacks:
     """The callbacks of one run, in the order of ``config.callbacks``.
 
-    The function ``build(config, folder)`` of each module returns the callback. Its errors end the run.
+    The function ``build(config, folder)`` of each module returns the callback. Its errors end the run. It
+    must not use the global random generators, which decide the run.
 
     Args:
         config: the run.

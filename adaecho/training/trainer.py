@@ -156,7 +156,7 @@ class Trainer:
 
         Returns:
             The fresh examples of all ranks after the next batch; whether a checkpoint is due and the training
-            time, both of rank 0. None if a signal ended the wait; the batch then counts as not taken.
+            time, both of rank 0. None if a signal ended the wait; the loader then repeats the batch.
         """
         try:
             with self._interrupt.waiting():
@@ -271,8 +271,8 @@ class Trainer:
             "fresh_examples_in_buffer": self.counts()["fresh_examples_in_buffer"],
             **self.times(),
         }
-        if taken := sorted(metrics.keys() & {**counts, **others}):
-            raise ConfigError(f"task {self.task.name}: evaluate returned {taken[0]}, a name of the records")
+        if clash := sorted(metrics.keys() & {**counts, **others}):
+            raise ConfigError(f"task {self.task.name}: evaluate returned {clash[0]}, a name of the records")
         line = {**counts, **metrics, **others}
         self._loss_sum.zero_()
         self._losses = 0
@@ -402,8 +402,8 @@ class Trainer:
             if state["made_with"].get(key) != now and key not in may_change:
                 then = state["made_with"].get(key)
                 raise FolderError(
-                    f"the checkpoint was made with {key}={then}, but now {key} is {now}; continue with {then}, "
-                    "accept different data by data.allow_changed=true, or start over with fresh=true"
+                    f"the checkpoint was made with {key}={then}, but now {key} is {now}; continue with "
+                    f"{then}, accept different data by data.allow_changed=true, or start over with fresh=true"
                 )
         own = state["ranks"][self.ranks.rank]
         self.model.load_state_dict(state["model"])

@@ -20,7 +20,7 @@ from adaecho.errors import FolderError, print_line, redact_urls, warn, with_note
 from adaecho.ranks import SINGLE_PROCESS, DistributedContext, explained
 from adaecho.records.environment import environment
 from adaecho.records.folder import FolderInUseError, RunFolder
-from adaecho.records.outcome import untold
+from adaecho.records.outcome import direction_column
 from adaecho.records.trials import FINISHED, Status
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
@@ -252,7 +252,7 @@ class _Trial:
             "precision": trainer.precision,
             "to_target": progress.to_target,
             "best": progress.best,
-            **untold(metric, trainer.task.metrics[metric]),
+            **direction_column(metric, trainer.task.metrics[metric]),
             **({} if self.ranks.is_alone else {"ranks": self.ranks.world_size}),
             **trainer.gain(),
             "fresh_examples": progress.fresh_examples,

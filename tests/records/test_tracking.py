@@ -1,3 +1,5 @@
+"""The mirror in W&B: its content, and its failures, which never fail a run."""
+
 import os
 import signal
 import subprocess
@@ -25,11 +27,11 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)  # W&B's import takes a slow machine long
+    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)  # a slow machine imports W&B slowly
 
 
 def record(folder, fresh_examples, status="reached"):
-    """A piece of a run, up to some evaluations."""
+    """Write the records of a run with these evaluations."""
     run = RunFolder(folder)
     with run.lock():
         run.start(CONFIG)
@@ -40,7 +42,7 @@ def record(folder, fresh_examples, status="reached"):
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
-    """What W&B really leaves of an interrupted run, and of a sweep of two trials."""
+    """W&B's files of an interrupted run, and of a sweep of two trials."""
     root = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WANDB_SERVICE", raising=False)
@@ -56,7 +58,7 @@ def exports(tmp_path_factory):
             (root / "sweep/none/0/0.old-1").mkdir()
             Image.new("RGB", (2, 2)).save(root / "sweep" / "fig3.png")
             (root / "sweep" / "outcome.json").write_text('[{"arm": "baseline", "reached": 1}]')
-        with exported(OFFLINE, root / "sweep"):  # there is nothing new
+        with exported(OFFLINE, root / "sweep"):  # nothing is new
             pass
         run = RunFolder(root / "run")
         with run.lock():
@@ -66,7 +68,7 @@ def exports(tmp_path_factory):
     return root
 
 
-def test_an_offline_trial_is_read_back_whole_and_once(exports):
+def test_an_offline_trial_is_complete_and_written_once(exports):
     (piece,) = wandb_files.pieces(exports, "none/0/0")
     assert (piece["project"], piece["group"]) == ("adaecho", str(exports / "sweep"))
     assert (piece["name"], piece["exit_code"]) == ("none/0/0", 0)
@@ -75,10 +77,10 @@ def test_an_offline_trial_is_read_back_whole_and_once(exports):
     history = [(row["_step"], row["fresh_examples"], row["accuracy"]) for row in piece["history"]]
     assert history == [(160, 160, 0.16), (320, 320, 0.32)]
     assert (piece["summary"]["status"], piece["summary"]["to_target"]) == ("reached", {"steps": 5})
-    assert not wandb_files.pieces(exports, "none/0/0.old-1"), "what was set aside is no trial"
+    assert not wandb_files.pieces(exports, "none/0/0.old-1"), "a renamed folder is not a trial"
 
 
-def test_the_last_piece_of_an_interrupted_run_is_whole_and_has_the_same_id(exports):
+def test_the_last_piece_of_an_interrupted_run_is_complete_and_has_the_same_id(exports):
     pieces = wandb_files.pieces(exports, "run")
     steps = [[row["_step"] for row in piece["history"]] for piece in pieces]
     assert steps == [[160, 320, 480], [160, 320, 480, 640]]
@@ -102,7 +104,7 @@ def test_tracking_none_starts_nothing(tmp_path, monkeypatch):
 
 
 def fake_wandb(folder, monkeypatch, source):
-    """What a process of its own imports as W&B."""
+    """Make the mirror's process import this source as W&B."""
     (folder / "fake").mkdir()
     (folder / "fake" / "wandb.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(folder / "fake"), prepend=os.pathsep)
@@ -162,12 +164,12 @@ from adaecho.config.schema import TrackingConfig
 from adaecho.records.wandb_mirror import exported
 with exported(TrackingConfig(kind="wandb"), Path(sys.argv[1])):
     time.sleep(1)
-    assert not (Path(sys.argv[1]) / "finished").exists(), "exported while the run was under way"
+    assert not (Path(sys.argv[1]) / "finished").exists(), "exported during the run"
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_run_that_is_killed_is_exported_up_to_there(tmp_path, monkeypatch):
+def test_a_killed_run_is_exported_up_to_the_kill(tmp_path, monkeypatch):
     fake_wandb(tmp_path, monkeypatch, SLOW)
     record(tmp_path, [160], status="running")
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
