@@ -15,7 +15,7 @@ import cv2
 from adaecho.datasets import cifar10
 from adaecho.datasets.split import Arrays, hold_out
 from adaecho.datasets.storage import BadExampleBudget
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.files import folder_errors
 from adaecho.tasks.cifar10 import decode
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--validation-examples", type=int, default=5000, help="held out (5000)")
     parser.add_argument("--split-seed", type=int, default=0, help="of the permutation that holds them out")
     options = vars(parser.parse_args())
-    with told(), folder_errors(options["into"]):
+    with report_errors(), folder_errors(options["into"]):
         for file in write_shards(options.pop("data"), options.pop("into"), **options):
             print(f"{file}: {file.stat().st_size:,} bytes")
 

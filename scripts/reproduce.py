@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.collect import collect_sweep
 
 # Experiment, task, and what else a sweep sets.
@@ -72,7 +72,7 @@ def main() -> None:
             and left_s > 0
             and run([*arguments, *data, f"hydra.sweep.dir={folder}"], left_s)
         ):
-            with told():
+            with report_errors():
                 ended.write_text(f"{collect_sweep(folder, options.results, name)}\n")
         print(f"{'done' if ended.exists() else 'left'}: {name}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Figures in the texts, and weights in the repository, are those of the committed records."""
+"""Numbers in the texts and committed weights equal the committed records."""
 
 import json
 import re
@@ -20,14 +20,14 @@ from experiments.evidence.predicted_time import section_of_cells
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ROOT / "results" / "weights"
 Said = Iterator[tuple[str, str]]
-"""Pages, and what their records make them say."""
+"""Pages and the texts that their records imply."""
 
 
 def test_the_page_of_claims_is_what_the_records_say() -> None:
     tables = read_tables(ROOT / "results")
     decided = decide_all(tables)
     page = claims_page(decided, {name: rows for name, (rows, _) in tables.items()}, ROOT / "results")
-    assert (ROOT / "docs" / "claims.md").read_text() == page, "make figures writes it anew"
+    assert (ROOT / "docs" / "claims.md").read_text() == page, "make figures writes it again"
 
 
 def test_every_decided_verdict_has_the_one_of_the_rule_before_beside_it() -> None:
@@ -57,7 +57,7 @@ def test_every_record_has_the_digests_of_its_tables(file: Path) -> None:
 
 
 def _rounded(value: Any) -> Any:
-    """To ten digits: the order of a sum is the interpreter's."""
+    """Round to ten digits, because interpreters sum in different orders."""
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -126,7 +126,7 @@ def test_the_weights_of_depth_8_are_a_run_of_its_record() -> None:
 
 
 def _row_of(folder: Path, record: str, arm: str) -> float:
-    """The best value in the record of the run with the seed of these weights, which read as much."""
+    """The recorded best value of the run with the seed and the fresh examples of these weights."""
     summary = json.loads((folder / "summary.json").read_text())
     rows = read_rows(WEIGHTS.parent / record / "trials.json")
     (row,) = [row for row in rows if row["arm"] == arm and row["seed"] == summary["seed"]]

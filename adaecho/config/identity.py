@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adaecho.config.tasks import added_options
-from adaecho.masking import masked
+from adaecho.errors import redact_urls
 
 _ABSENT = object()
 
@@ -43,7 +43,7 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             if (key := group + name) not in _NOT_IDENTITY and added.get(key, _ABSENT) != value
         }
 
-    kept: dict[str, Any] = masked(part(config))  # a url with a new signature names the same data
+    kept: dict[str, Any] = redact_urls(part(config))  # a url with a new signature names the same data
     kept["data"]["max_bad_examples"] = 0  # no effect until it is exceeded
     return kept
 

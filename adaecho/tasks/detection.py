@@ -20,7 +20,7 @@ from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, about_one_example
 from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.ssd import SSD, Detections, detect, multibox_loss, small_ssd, ssd_resnet34
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Metrics, Picture, Split, Task, digest_of_classes
 from adaecho.tasks.boxes import ResizeWithBoxes, SSDAugment, collate_boxes
@@ -179,7 +179,12 @@ class Validation:
         self.metrics = self._precision.metrics
 
     def evaluate(
-        self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+        self,
+        model: nn.Module,
+        split: Split,
+        *,
+        device: torch.device,
+        ranks: DistributedContext = SINGLE_PROCESS,
     ) -> Metrics:
         """The metrics of a model in eval mode. Each rank evaluates its share of the images."""
         assert split == "validation", "COCO's test split has no public boxes, and scenes have none"

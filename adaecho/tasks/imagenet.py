@@ -18,7 +18,7 @@ from adaecho.datasets.split import Rows, hold_out_rows, refuse_number
 from adaecho.errors import DataError
 from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
-from adaecho.ranks import Ranks
+from adaecho.ranks import DistributedContext
 from adaecho.shards import TarShards
 from adaecho.tasks.base import Split, Task, digest_of_classes
 from adaecho.tasks.images import DecodeLabelled, EvaluationBatches, Prediction, classifier
@@ -63,7 +63,9 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, options.with_ghosts(model))
 
-    def predictions(model: nn.Module, _: Split, device: torch.device, ranks: Ranks) -> Iterator[Prediction]:
+    def predictions(
+        model: nn.Module, _: Split, device: torch.device, ranks: DistributedContext
+    ) -> Iterator[Prediction]:
         streamed = isinstance(held_out, _FirstOfShards)
         chosen = held_out.share(ranks) if streamed else ranks.share(len(held_out))
         for _row, examples in batches.read(chosen):
@@ -125,7 +127,7 @@ class _FirstOfShards:
     def __init__(self, urls: list[str], most: int | None) -> None:
         self._shards, self._most = TarShards(urls, shuffle=False), most
 
-    def share(self, ranks: Ranks) -> Iterator[dict[str, Any]]:
+    def share(self, ranks: DistributedContext) -> Iterator[dict[str, Any]]:
         """The examples of a rank. Below the full split every rank reads all of them, then keeps its share."""
         if self._most is not None:
             return islice(self._shards, ranks.rank, self._most, ranks.world_size)

@@ -19,7 +19,7 @@ from adaecho.datasets.documents import Documents, find_documents
 from adaecho.datasets.split import refuse_number
 from adaecho.datasets.tokens import END, PAD, Packing, TokenStream, cache_key, cached_tokenizer, tokenized
 from adaecho.errors import DataError
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import TOKENIZER, Batch, LossAndWeight, Metrics, Split, Task
 from adaecho.tasks.options import CommonCrawlOptions, TextOptions
 
@@ -136,7 +136,9 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
         batch_size: examples at once.
     """
 
-    def evaluate(model: nn.Module, _: Split, *, device: torch.device, ranks: Ranks = ALONE) -> Metrics:
+    def evaluate(
+        model: nn.Module, _: Split, *, device: torch.device, ranks: DistributedContext = SINGLE_PROCESS
+    ) -> Metrics:
         total, number = 0.0, 0
         examples = iter(validation())
         batches = iter(lambda: list(islice(examples, batch_size)), [])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from adaecho import EchoLoader
 from adaecho.config.schema import Config, from_plain, to_plain
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.collect import one_line_each, write_tables
 from adaecho.records.environment import environment
 from adaecho.records.files import folder_errors, read_json, write_json, write_text
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("runs/results/distance"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with told():
+    with report_errors():
         subject = SUBJECTS[options.task]
         try:
             rows, made_by = Runs(options.runs / options.task, subject, options.overrides).all()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from adaecho.config.schema import from_plain, to_plain
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.collect import one_line_each, write_tables
 from adaecho.records.environment import environment
 from adaecho.records.files import folder_errors, read_json, write_json, write_text
@@ -347,7 +347,7 @@ def main() -> None:
     parser.add_argument("--trial", type=int, help="one small run of this seed, which is kept nowhere")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with told():
+    with report_errors():
         subject = SUBJECTS[options.task]
         work = workload(subject, options.overrides)
         if options.trial is not None:

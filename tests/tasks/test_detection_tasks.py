@@ -65,7 +65,7 @@ def test_coco_does_not_resume_with_other_boxes(compose_config: Compose, coco: Pa
     listed["annotations"][3]["bbox"][2] = 19.5
     write_coco(coco, "train", listed)
     longer = from_plain({**to_plain(config), "max_fresh_examples": 2000})
-    with pytest.raises(FolderError, match=r"trained with files_sha256"):
+    with pytest.raises(FolderError, match=r"made with files_sha256"):
         run_trial(longer, tmp_path / "run")
 
 

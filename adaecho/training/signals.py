@@ -1,4 +1,4 @@
-"""Signals that ask a run to end well: the step ends, a checkpoint is written, and the command exits."""
+"""Signals that end a run: the step ends, the run writes a checkpoint, and the command exits."""
 
 import os
 import signal
@@ -12,7 +12,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # Ctrl-C, a schedule
 
 
 class WaitEndedError(KeyboardInterrupt):
-    """A signal, which ``signal`` names, ended at once what could be ended without a loss."""
+    """A signal ended a wait at once, because nothing would be lost.
+
+    Attributes:
+        signal: its name.
+    """
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number).name
@@ -20,21 +24,19 @@ class WaitEndedError(KeyboardInterrupt):
 
 
 class Interrupt:
-    """While inside the context, a signal only sets ``signal``; a second Ctrl-C interrupts at once.
+    """Inside the context a signal only sets ``signal``; a second Ctrl-C interrupts at once.
 
-    The handler runs between bytecodes, in the middle of an update, so it does nothing more. But where nothing
-    has been done that could be lost, the first signal raises ``WaitEndedError``: before training begins
-    (``has_begun``), and in a wait for data (``waiting``), which may never come. Outside the main thread,
-    where Python allows no handlers, nothing is changed.
+    A handler may run in the middle of an update, so it must not do more. The first signal raises
+    ``WaitEndedError`` inside ``waiting``, where nothing can be lost. Outside the main thread Python allows no
+    handlers, and nothing changes.
 
     Attributes:
-        signal: number of the first that came; 0 before.
-        has_begun: whether training has; set by the user of the class.
+        signal: number of the first signal; 0 before.
     """
 
     def __init__(self) -> None:
         self.signal = 0
-        self.has_begun = self._is_waiting = False
+        self._is_waiting = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -48,7 +50,10 @@ class Interrupt:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the run waits for data, which a signal ends, also one that came before."""
+        """Let a signal end the block at once, also a signal that came before.
+
+        The block may only wait for data or build objects, so that nothing is lost.
+        """
         self._is_waiting = True
         try:
             if self.signal:
@@ -60,7 +65,7 @@ class Interrupt:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         is_second = self.signal != 0
         self.signal = self.signal or number
-        if not self.has_begun or self._is_waiting or (is_second and number == signal.SIGINT):
+        if self._is_waiting or (is_second and number == signal.SIGINT):
             raise WaitEndedError(self.signal)
         if number == signal.SIGINT:
             os.write(2, b"ending after this step; Ctrl-C again ends at once\n")

@@ -1,9 +1,10 @@
-"""The mirror in W&B: a process of its own that follows a run's folder, or a sweep's and those of its trials.
+"""The mirror in W&B: a separate process that follows the folder of a run, or of a sweep and its trials.
 
-Importing W&B and opening a run takes seconds of processor time, a server may not answer, and a hang or crash
-of either must cost no training. So the command starts ``python -m adaecho.records.tracking FOLDER ...`` at a
-low priority, which reads the records (the truth) and sends what is new. Each folder is one run in W&B, whose
-id stays in it: online every evaluation is followed, offline it is written, whole, when its process has ended.
+Importing W&B and opening a run take seconds, and a server may not answer. Neither a hang nor a crash of W&B
+may slow or stop training. So the command starts ``python -m adaecho.records.wandb_mirror FOLDER ...`` at a
+low priority, which reads the records and sends new ones. Each folder is one run in W&B, and its id stays in
+the folder. Online the mirror sends every evaluation; offline it writes the complete run when its process has
+ended.
 """
 
 import os
@@ -19,36 +20,34 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.config.schema import TrackingConfig
-from adaecho.errors import warn
-from adaecho.masking import masked
+from adaecho.errors import redact_urls, warn
 from adaecho.records.files import read_json, read_yaml, write_text
-from adaecho.records.folder import RunFolder
-from adaecho.records.lock import is_held
-from adaecho.records.status import Status
+from adaecho.records.folder import RunFolder, is_held
+from adaecho.records.trials import Status
 
-# How long the end of a command waits; W&B gives up an upload before, and `wandb sync` can do it later.
+# How long the end of a command waits. W&B stops an upload before that, and `wandb sync` can repeat it.
 FINISH_WAIT_S = 60.0
-_UPLOAD_WAIT_S, _LAST_WORDS_S = 45, 55
+_UPLOAD_WAIT_S, _ALARM_S = 45, 55
 _POLL_S = 0.5
 
 
 @contextmanager
 def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
-    """Have a folder mirrored while the block runs, and for a bounded time after it; never raises of its own.
+    """Mirror a folder during the block and for a bounded time after it; a failure is only a warning.
 
     Args:
-        tracking: where to, online or offline.
-        folder: a run's, or a sweep's with its design.
+        tracking: project, entity, and whether online or offline.
+        folder: of a run, or of a sweep with its design.
     """
     if tracking.kind == "none":
         yield
         return
     where = [str(folder), tracking.mode, tracking.project, *([tracking.entity] if tracking.entity else [])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "adaecho.records.tracking", *where],
+        [sys.executable, "-m", "adaecho.records.wandb_mirror", *where],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the run; the mirror then still takes what there is
+        start_new_session=True,  # Ctrl-C must not end the mirror before the run
     )
     try:
         yield
@@ -56,16 +55,16 @@ def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
         try:
             process.communicate(b"\n", FINISH_WAIT_S)
             if process.returncode:
-                warn(f"tracking: its process ended with {process.returncode}; the run folders are complete")
+                warn(f"tracking: W&B's process ended with {process.returncode}; the run folders are complete")
         except subprocess.TimeoutExpired:
-            warn(f"tracking: not finished in {FINISH_WAIT_S:g} s; `wandb sync` can do it later")
+            warn(f"tracking: not finished in {FINISH_WAIT_S:g} s; `wandb sync` can finish the upload")
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 class Mirror:
-    """A folder's run in W&B, open from here to ``finish``."""
+    """The W&B run of one folder, open until ``finish``."""
 
     def __init__(self, folder: Path, root: Path, where: dict[str, Any]) -> None:
         import wandb
@@ -73,13 +72,13 @@ class Mirror:
         self._folder, self._id, self._sent = folder, _id_file(folder), 0
         if not self._id.exists():
             write_text(self._id, uuid.uuid4().hex[:12])
-        os.utime(self._id, (0, 0))  # until ``finish``: not mirrored
+        os.utime(self._id, (0, 0))  # marks the folder as not mirrored until ``finish``
         is_run = (folder / "config.yaml").exists()
         config = read_yaml(folder / "config.yaml") if is_run else read_json(folder / "design.json")
         self._run = wandb.init(
             id=self._id.read_text(),
             resume="allow",
-            config=masked(config),
+            config=redact_urls(config),
             group=str(root) if _is_sweep(root) else None,
             name="/".join(folder.parts[-3 if folder != root else -1 :]) if is_run else "outcome",
             settings=wandb.Settings(
@@ -89,9 +88,9 @@ class Mirror:
         )
 
     def send(self) -> None:
-        """Send the evaluations that are new, each at the step of its number of fresh examples.
+        """Send the new evaluations; W&B's step is the number of fresh examples.
 
-        A resumed run repeats those after its last checkpoint exactly; the server has them already.
+        A resumed run repeats the evaluations after its last checkpoint exactly, and the server has them.
         """
         lines = RunFolder(self._folder).read_metrics()
         for line in lines[self._sent :]:
@@ -100,7 +99,7 @@ class Mirror:
         self._sent = len(lines)
 
     def finish(self) -> None:
-        """Send what is left: evaluations, the summary, and a sweep's figures."""
+        """Send the remaining evaluations, the summary and the figures of a sweep."""
         import wandb
 
         self.send()
@@ -123,42 +122,42 @@ def _is_sweep(folder: Path) -> bool:
 
 
 def _has_news(folder: Path) -> bool:
-    """Whether a folder has ended, or goes on, after it was mirrored last."""
+    """Whether the records of a folder changed after it was mirrored last."""
     records = [path for name in ("summary.json", "outcome.json") if (path := folder / name).exists()]
     mirrored = _id_file(folder).stat().st_mtime_ns if _id_file(folder).exists() else 0
     return any(path.stat().st_mtime_ns > mirrored for path in records)
 
 
 def _follow(root: Path, where: dict[str, Any]) -> None:
-    """Follow a folder, or a sweep's trials and its outcome, until there is something to read."""
+    """Follow a folder, or a sweep's trials and outcome, until standard input has a line."""
     mirrors: dict[Path, Mirror] = {}
     ended, pause_s = False, _POLL_S
     while not ended:
         ended, begin = bool(select.select([0], [], [], pause_s)[0]), time.monotonic()
         if ended:
-            signal.alarm(_LAST_WORDS_S)  # whatever W&B's service does
+            signal.alarm(_ALARM_S)  # W&B's service may hang
         trials = [path.parent for path in root.glob("*/*/*/summary.json")] if _is_sweep(root) else []
         for folder in [*(one for one in trials if one.name.isdigit()), root]:
-            is_over = ended or (folder != root and not is_held(folder))  # before it is read for the last time
+            is_over = ended or (folder != root and not is_held(folder))  # checked before the last read
             if folder not in mirrors and _has_news(folder) and (is_over or where["mode"] == "online"):
                 mirrors[folder] = Mirror(folder, root, where)
             if folder in mirrors:
                 mirrors[folder].send()
                 if is_over:
                     mirrors.pop(folder).finish()
-        pause_s = max(
-            _POLL_S, 10 * (time.monotonic() - begin)
-        )  # a look at thousands of folders takes a while
+        pause_s = max(_POLL_S, 10 * (time.monotonic() - begin))  # reading thousands of folders takes a while
 
 
 def main(folder: str, mode: str, project: str, entity: str | None = None) -> None:
-    """Follow; at the first trouble say so once and leave the rest of the runs alone."""
+    """Follow a folder; the first error ends the mirror with one warning."""
     os.nice(10)
     try:
         _follow(Path(folder), {"mode": mode, "project": project, "entity": entity})
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warn(f"tracking: {reason}. The run goes on and its folder is complete; tracking=none is silent")
+        warn(
+            f"tracking: {reason}. The run continues, and its folder is complete; tracking=none turns W&B off"
+        )
 
 
 if __name__ == "__main__":
