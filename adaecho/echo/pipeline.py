@@ -239,8 +239,9 @@ class Pipeline:
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
-        if self.owners is not None:
-            self.owners.close()
+        if self.pool is not None and self.owners is not None and self.pool.started_here:
+            # An interrupt between waitpid() and its note would leave a process that looks alive for ever.
+            self.pool.run_in_thread(self.owners.close, after_stop=True)
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
@@ -335,6 +336,14 @@ class Run:
         self._num_claimed = min(start + count, len(self._again))
         return reader.again(self._again[start : self._num_claimed])
 
+    def _started(self) -> EchoedBatches | None:
+        """Start processes and reading threads, and restore the buffers."""
+        if self.owners is not None:
+            self.owners.begin()  # forks before other threads start
+        if self.pool is not None and isinstance(self.queue.map, OrderedMap):
+            self.pool.start(self.queue.map)
+        return self._restored()
+
     def _restored(self) -> EchoedBatches | None:
         """Read and make again what the buffers held; the stage that echoes batches, if there is one."""
         parts, position, serials = self._parts, self._position, self._again
@@ -426,11 +435,7 @@ class Run:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
         try:
             if not self._begun:
-                if self.owners is not None:
-                    self.owners.begin()  # before there are threads
-                if self.pool is not None and isinstance(self.queue.map, OrderedMap):
-                    self.pool.start(self.queue.map)
-                self._echo = self._restored() if self.pool is None else self.pool.apart(self._restored)
+                self._echo = self._started() if self.pool is None else self.pool.run_in_thread(self._started)
                 if self.pool is not None and isinstance(self._map, OrderedMap):
                     self.pool.start(self._map)
                 self._begun = True

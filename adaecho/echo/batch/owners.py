@@ -112,8 +112,7 @@ class Owners:
         self._example_bytes = 0 if resident is None else resident.example_bytes
         self._left: dict[int, int] = {}  # uses of each token that are still to leave
         self._all: list[Forked] = []
-        self._begun_in = 0  # the process
-        self._choosing = threading.Lock()
+        self._choosing, self._closing = threading.Lock(), threading.Lock()
         self._reads, self._given = [0] * number, [0] * number  # at work, and examples of each so far
         self._slots: SimpleQueue[int] = SimpleQueue()
         self._num_slots = number + 2  # of threads that make batches, and one that makes some again
@@ -124,7 +123,6 @@ class Owners:
 
     def begin(self) -> None:
         """Fork them. No thread of the loader may be at work."""
-        self._begun_in = os.getpid()
         reader, making, resident = self._reader, self._making, self._resident
         slot_bytes = _MEMORY_BYTES // self._number // 64 * 64
         for _ in range(self._number):
@@ -141,10 +139,10 @@ class Owners:
             forked.kill()
 
     def close(self) -> None:
-        """End them, while nobody waits for them; not those of the process that this one was forked from."""
-        while self._all and self._begun_in == os.getpid():
-            self._all[-1].close()
-            self._all.pop()  # after an interrupt of its end it is ended once more
+        """End the processes, while nobody waits for their answers."""
+        with self._closing:
+            while self._all:
+                self._all.pop().close()
 
     # By threads
 

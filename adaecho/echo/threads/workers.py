@@ -95,19 +95,27 @@ class ThreadPool:
         for _ in range(ordered.wanted):
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
 
-    def apart(self, work: Callable[[], Result]) -> Result:
-        """The result of work by a thread of the pool: an interrupt may come to this one, and ends no work."""
+    def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
+        """Return the result of ``work()``, called in a thread of the pool.
+
+        Python raises KeyboardInterrupt in the main thread only, so an interrupt cannot cut the work short.
+        A stop prevents work that has not begun, unless ``after_stop`` is set.
+        """
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
 
         def worked(thread: PoolThread) -> None:
             try:
-                thread.begin_work()
+                if not after_stop:
+                    thread.begin_work()
                 outcomes.put((True, work()))
             except BaseException as error:
                 outcomes.put((False, error))
 
         self._process = os.getpid()
-        PoolThread(self, worked, "adaecho-begin").start()
+        try:
+            PoolThread(self, worked, "adaecho-work").start()
+        except RuntimeError:  # no thread can be started while the interpreter exits
+            return work()
         good, result = outcomes.get()
         if not good:
             raise result
