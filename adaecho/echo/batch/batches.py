@@ -22,7 +22,7 @@ from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, single
 from adaecho.echo.memory.tree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import Fresh, Outputs, Stage
-from adaecho.echo.order.stream import Stream
+from adaecho.echo.order.stream import Cursor, Stream
 from adaecho.echo.state import Position
 
 _COLLATE_SEED = 3  # beside the seeds of examples, of batches and of datasets
@@ -202,6 +202,7 @@ class EchoedBatches:
     ) -> None:
         self._fresh, self._stream, self._pool = fresh, stream, held
         self._stage = Stage(self._next_fresh, self, stream, block=1)
+        self._outputs: deque[tuple[int, Cursor]] = deque()  # items that have left, and the cursor after each
         self._upstream = position  # of the stages before this one
         self._oldest = deque([(position.next_number, position.oldest)])  # of the examples, by batch held
         contents = stream.contents(position.batches)
@@ -220,14 +221,15 @@ class EchoedBatches:
 
     def next(self) -> Batch | None:
         """The next repeat; None at the end of the pass."""
-        output = self._stage.take(1)
-        if not len(output):
+        if not self._outputs:
+            self._outputs.extend(self._stage.take_repeats())
+        if not self._outputs:
             # Where a pass is taken up while the buffer drains, nobody has met its end again, nor read the
             # remainder before it that drop_last leaves out.
             self._fresh()
             return None
         start = time.perf_counter()
-        item, cursor = int(output.items[0]), self._stage.cursor
+        item, cursor = self._outputs.popleft()
         content = self._used(self._stream.number(item))
         position = self._upstream._replace(
             next_number=self._stage.next_index if cursor.drained else self._stream.number(cursor.last) + 1,

@@ -182,6 +182,29 @@ class Stage:
             self.cursor = outputs.cursor(len(items))
         return outputs
 
+    def take_repeats(self) -> list[tuple[int, Cursor]]:
+        """Take the next items, each with the cursor after it: all repeats of a fresh batch where possible.
+
+        Empty at the end of a pass. Without a buffer this skips the arrays of ``take``, which cost more than
+        copying a small batch.
+        """
+        buffer, fresh = self._buffer, None
+        if buffer.size or buffer.draining or len(self._items):
+            outputs = self.take(1)
+            return list(zip(outputs.items.tolist(), [self.cursor], strict=False))
+        self.stream.factor.settle(self.next_index)
+        while fresh is None or not len(fresh.serials):
+            fresh = self._upstream(1)
+            if fresh is None:
+                buffer.begin_drain()
+                return []
+            self.next_index = fresh.next_index
+        counts = self.stream.factor.counts(fresh.serials // self.stream.world)  # [1]
+        self._pool.insert(fresh.examples, counts)
+        first, entered = int(fresh.serials[0]) << keyed.ECHO_BITS, self.cursor.entered
+        self.cursor, self.oldest = Cursor(entered + int(counts[0]), first + int(counts[0]) - 1), first
+        return [(first + n, Cursor(entered + n + 1, first + n)) for n in range(int(counts[0]))]
+
     def _note_oldest(self) -> int:
         """An item no later than any that is held; looked for so seldom that it costs little."""
         if self.cursor.entered - self._looked_at >= max(self._buffer.size // 4, 1):

@@ -22,6 +22,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 
 SLOT, DRAIN = keyed.STAGE_PURPOSES + 1, keyed.STAGE_PURPOSES + 2
+_LARGEST = int(np.iinfo(np.int64).max)
 _LEAST_LOOK = 1 << 12  # fresh examples looked back over at once
 
 Rows = NDArray[np.int64]
@@ -112,7 +113,7 @@ class ShuffleBuffer:
         held = (
             self._items[: self._filled] if self._drain is None else self._items[self._drain[self._drained :]]
         )
-        return int(held.min()) if len(held) else int(np.iinfo(np.int64).max)
+        return int(held.min()) if len(held) else _LARGEST
 
     def fill(self, items: keyed.Items, rows: Rows) -> None:
         """Store items, with their rows in the pool, in slots that are still empty."""
