@@ -9,6 +9,7 @@ by queues written in C, of which each call happens or does not. After an interru
 stop, and others begin at the consumer's position.
 """
 
+import _thread
 import os
 import threading
 import time
@@ -44,6 +45,10 @@ class PoolThread(threading.Thread):
         self._pool, self._serve = pool, serve
         self.working = self.ended = False
         self.elsewhere_s = 0.0
+
+    def start(self) -> None:
+        """Start from another thread: an interrupt while ``Thread.start`` waits breaks the lock it holds."""
+        _thread.start_new_thread(super().start, ())
 
     def run(self) -> None:
         self._pool.threads.append(self)
