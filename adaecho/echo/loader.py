@@ -14,19 +14,18 @@ from adaecho.echo import settings as given
 from adaecho.echo import state as saved
 from adaecho.echo.batch.augment import Functions
 from adaecho.echo.batch.batches import Batch
-from adaecho.echo.batch.whole import ToDevice
-from adaecho.echo.gauges import Gauges
+from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.lightning import holds_last_batch, resumed_at_end
-from adaecho.echo.order.factor import AutoFactor
+from adaecho.echo.order.stream import AutoFactor
 from adaecho.echo.pipeline import CLOSE_WAIT_S, Pipeline
 from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import Position
-from adaecho.echo.threads.timers import Timers
-from adaecho.echo.threads.workers import Stopped
+from adaecho.echo.stats import LoaderStats, Timers
+from adaecho.echo.threads import Shutdown
 
 
-class EchoLoader(Gauges):
+class EchoLoader(LoaderStats):
     """Batches for SGD, with data echoing (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3).
 
     The stages of each variant; every one has a single shuffle buffer of the same size::
@@ -249,7 +248,7 @@ class EchoLoader(Gauges):
             run, pipeline.run = pipeline.run, None
             assert run is not None
             batch = run.next()
-        except Stopped:
+        except Shutdown:
             raise RuntimeError(
                 "another thread closed this EchoLoader, which was making its next batch"
             ) from None

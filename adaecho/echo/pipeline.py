@@ -14,31 +14,27 @@ import warnings
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, Collating, EchoedBatches, Making
-from adaecho.echo.batch.owners import Owners
-from adaecho.echo.batch.whole import ToDevice, batch_length
-from adaecho.echo.memory.budget import check_slots
-from adaecho.echo.memory.pool import ExamplePool, ResidentPool
+from adaecho.echo.batch.batches import Batch, BatchBuilder, Batches, Collator, EchoedBatches
+from adaecho.echo.batch.device import ToDevice, batch_length
+from adaecho.echo.batch.process_workers import WorkerProcesses, can_fork
+from adaecho.echo.memory.pool import ExamplePool, ResidentPool, check_slots
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.stage import Stage
+from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.order.stream import Rows
 from adaecho.echo.read import Source
-from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader, ReaderState
-from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.chunks import PrefetchQueue, Preparation, Reader, ReaderState, warn_caller
 from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
 from adaecho.echo.settings import Settings, order_of, refuse, whole
 from adaecho.echo.state import VERSION, Held, Position, Streams
-from adaecho.echo.threads.processes import can_fork
-from adaecho.echo.threads.timers import Counters
-from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
+from adaecho.echo.threads import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
@@ -50,6 +46,21 @@ _TOLD_NO_FORK = (
     "be forked here: all of it works in place, as with num_workers=0; declare thread_safe = True what "
     "several threads may call at once, and workers are threads"
 )
+
+
+class Counters(NamedTuple):
+    """What the loader has done so far.
+
+    Attributes:
+        upstream_s: of each stage of upstream and what bounds it; they work beside each other, so that
+            the largest of these is the time upstream takes.
+        own_s: likewise of the loader's own work after the echo.
+        fresh_batches: how many upstream has made.
+    """
+
+    upstream_s: tuple[float, ...]
+    own_s: tuple[float, ...]
+    fresh_batches: float
 
 
 class Pipeline:
@@ -113,8 +124,8 @@ class Pipeline:
         place = functions.choose_place(peek)
         before, after = functions.around_the_buffer(place, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
-        collating = Collating(functions.collate, settings.seed, origin)
-        self.making = Making(
+        collating = Collator(functions.collate, settings.seed, origin)
+        self.making = BatchBuilder(
             self.streams.batch_size, after, collating, device.move, length, kept=isinstance(source, MapSource)
         )
         self.resident, self.group = None, 1  # the source's rows, where they need not be copied into a pool
@@ -221,7 +232,7 @@ class Pipeline:
         return None if self._newest is None else self._newest.pool
 
     @property
-    def owners(self) -> Owners | None:
+    def owners(self) -> WorkerProcesses | None:
         """The processes, if there are any."""
         return None if self._newest is None else self._newest.owners
 
@@ -308,14 +319,14 @@ class Run:
     def __init__(self, parts: Pipeline, position: Position, held: Held) -> None:
         self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
-        self.owners: Owners | None = None
+        self.owners: WorkerProcesses | None = None
         if parts.processes:
-            self.owners = Owners(
+            self.owners = WorkerProcesses(
                 parts.num_workers, reader, parts.making, world=streams.world,
                 buffered=parts.settings.shuffle_buffer, resident=parts.resident,
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
-        self.queue = FreshQueue(self._claim, self._read, streams.log.bad, position.next_index)
+        self.queue = PrefetchQueue(self._claim, self._read, streams.log.bad, position.next_index)
         self.pool = ThreadPool() if parts.num_workers else None
         # What the buffers held is read again before anything else, for all uses of it.
         self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
@@ -385,7 +396,7 @@ class Run:
         lookahead = 1 if parts.resident is None else _FREE_LOOKAHEAD
         stream = parts.streams.examples(position)
         self._pool = pool
-        self._stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
+        self._stage = EchoStage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
         return Batches(self._stage, pool, making, position, group=at_once, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:

@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.read import Source
-from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.stream import NOTHING, Contents, Cursor, Stream
-from adaecho.echo.read.failures import BadExamples
+from adaecho.echo.order.stream import NOTHING, Contents, Cursor, Factor, Stream
+from adaecho.echo.read.chunks import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, refuse, share
 
 VERSION = 5  # raised whenever a state of before would continue differently, or can't be read

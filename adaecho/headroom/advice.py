@@ -52,7 +52,7 @@ def first_factor(ratio: float) -> int:
 
 def _cache(loop: Loop) -> str:
     """Where a pass of the batches fits in half of what is free."""
-    from adaecho.echo.memory.budget import free_bytes  # watching needs none of it
+    from adaecho.echo.memory.pool import free_bytes  # watching needs none of it
 
     size = int(loop.pass_bytes / loop.echoed)
     on_disk = shutil.disk_usage(tempfile.gettempdir()).free

@@ -143,9 +143,9 @@ def test_what_more_workers_give_is_shared_out_among_them() -> None:
 
 
 def test_what_fits_is_kept_before_anything_is_echoed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from adaecho.echo.memory import budget
+    from adaecho.echo.memory import pool
 
-    monkeypatch.setattr(budget, "free_bytes", lambda: 10 << 30)
+    monkeypatch.setattr(pool, "free_bytes", lambda: 10 << 30)
     monkeypatch.setattr(advice.shutil, "disk_usage", lambda _: SimpleNamespace(free=100 << 30))
     memory, disk, neither = (
         advice.advice(loop(pass_bytes=batches << 20))[0] for batches in (5000, 10**4, 10**5)

@@ -9,12 +9,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from adaecho.echo.memory.budget import free_bytes
-from adaecho.echo.memory.pool import Examples, singles_of
-from adaecho.echo.memory.tree import UNFIT, Columns, num_bytes, stack
+from adaecho.echo.memory.pool import Examples, free_bytes, singles_of
+from adaecho.echo.memory.pytree import UNFIT, Columns, num_bytes, stack
 from adaecho.echo.order import keyed
-from adaecho.echo.read.chunks import Preparation, Tried
-from adaecho.echo.read.failures import NONE_SKIPPED
+from adaecho.echo.read.chunks import NONE_SKIPPED, Preparation, Tried
 from adaecho.echo.settings import Settings, one_of, refuse
 from adaecho.echo.variants import PLACES
 

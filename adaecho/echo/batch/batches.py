@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, default_convert
 
 from adaecho.echo.batch.augment import Origin, arguments_of, says_thread_safe, span
-from adaecho.echo.memory import tree
-from adaecho.echo.memory.budget import check_memory
-from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, singles_of
-from adaecho.echo.memory.tree import Columns, duplicate, num_bytes
+from adaecho.echo.memory import pytree
+from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, check_memory, singles_of
+from adaecho.echo.memory.pytree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stage import Fresh, Outputs, Stage
+from adaecho.echo.order.stage import EchoStage, FreshBlock, Outputs
 from adaecho.echo.order.stream import Cursor, Stream
 from adaecho.echo.state import Position
 
@@ -43,7 +42,7 @@ class Batch:
     length: int = 0
 
 
-class Collating:
+class Collator:
     """Makes batches by a function of the user's, in any thread.
 
     It is called by one thread at a time unless it says ``thread_safe = True``: one around a Hugging Face
@@ -58,7 +57,7 @@ class Collating:
 
     def __init__(self, collate: Callable[..., Any] | None, seed: int, origin: Origin) -> None:
         self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
-        self._collate: Callable[..., Any] = tree.collate if collate is None else collate
+        self._collate: Callable[..., Any] = pytree.collate if collate is None else collate
         safe = collate in (None, default_collate, default_convert) or says_thread_safe(collate)
         self._turn: Any = nullcontext() if safe else threading.Lock()
         self._takes_rng = collate is not None and arguments_of(collate, "collate")[1] == 2
@@ -79,7 +78,7 @@ class Collating:
         """The one that can't be collated, or two that don't go together, else the first and the last."""
         for index in range(len(examples) if self.is_default else 0):
             try:
-                tree.collate([examples[0], examples[index]])
+                pytree.collate([examples[0], examples[index]])
             except Exception:
                 first, other = span(items[:1], self._origin), span(items[index : index + 1], self._origin)
                 return f"{first} and {other}, which differ" if index else first
@@ -87,7 +86,7 @@ class Collating:
 
 
 @dataclass(frozen=True)
-class Making:
+class BatchBuilder:
     """How batches are made of examples that have left the buffer.
 
     Attributes:
@@ -101,7 +100,7 @@ class Making:
 
     batch_size: int
     augment: Callable[[keyed.Items, Examples], Examples] | None
-    collating: Collating
+    collating: Collator
     move: Callable[[Any], Any]
     length: Callable[[Any], int] | None = None
     kept: bool = False
@@ -139,9 +138,9 @@ class Batches:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: EchoStage,
         pool: ExamplePool | ResidentPool,
-        making: Making,
+        making: BatchBuilder,
         position: Position,
         *,
         group: Callable[[], int] = lambda: 1,
@@ -201,7 +200,7 @@ class EchoedBatches:
         held: dict[int, Batch],
     ) -> None:
         self._fresh, self._stream, self._pool = fresh, stream, held
-        self._stage = Stage(self._next_fresh, self, stream, block=1)
+        self._stage = EchoStage(self._next_fresh, self, stream, block=1)
         self._outputs: deque[tuple[int, Cursor]] = deque()  # items that have left, and the cursor after each
         self._upstream = position  # of the stages before this one
         self._oldest = deque([(position.next_number, position.oldest)])  # of the examples, by batch held
@@ -256,11 +255,11 @@ class EchoedBatches:
             self._oldest.popleft()
         return self._oldest[0][1]
 
-    def _next_fresh(self, count: int) -> Fresh | None:  # noqa: ARG002 (one at a time)
+    def _next_fresh(self, count: int) -> FreshBlock | None:  # noqa: ARG002 (one at a time)
         batch = self._fresh()
         if batch is None:
             return None
         number, self._upstream = self._stage.next_index, batch.position
         self._oldest.append((number, batch.position.oldest))
         serials = np.array([self._stream.item_of(number) >> keyed.ECHO_BITS], dtype=np.int64)  # [1]
-        return Fresh(serials, [batch], number + 1)
+        return FreshBlock(serials, [batch], number + 1)

@@ -14,7 +14,7 @@ RowsOf = Callable[[keyed.Items], Rows]
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadExample:
     """What could not be read or decoded.
 
     Attributes:
@@ -42,7 +42,7 @@ class Bad:
 
 
 @dataclass
-class Fresh:
+class FreshBlock:
     """A run of fresh examples (or batches), good ones only, and how far the upstream position has moved.
 
     Attributes:
@@ -56,7 +56,7 @@ class Fresh:
     serials: NDArray[np.int64]
     examples: Any
     next_index: int
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadExample] = field(default_factory=list)
     example_bytes: int = 0
 
 
@@ -106,7 +106,7 @@ class Outputs:
         return (int(self.entering[count - 1]) >> keyed.ECHO_BITS) // self.world + 1
 
 
-class Stage:
+class EchoStage:
     """Repeat, then shuffle.
 
     Everything is decided on identities (``order.keyed``); the examples or batches themselves lie in a pool.
@@ -128,7 +128,7 @@ class Stage:
 
     def __init__(
         self,
-        upstream: Callable[[int], Fresh | None],
+        upstream: Callable[[int], FreshBlock | None],
         pool: Pool,
         stream: Stream,
         *,

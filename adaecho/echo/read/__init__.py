@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from adaecho.echo.memory.tree import Columns, flatten
+from adaecho.echo.memory.pytree import Columns, flatten
+from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.data_loader import DataLoaderSource, is_keyed
-from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.iterables import IterableSource, parts_of
 from adaecho.echo.read.rows import ArraySource, MapSource
 

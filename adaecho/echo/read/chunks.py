@@ -4,7 +4,12 @@ A reader hands out its work in two parts: ``claim`` settles, in order and in one
 be read next; ``work`` may run in many threads at once.
 """
 
+import errno
+import http.client
+import sys
 import traceback
+import urllib.error
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,12 +18,91 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Columns, Rows, num_bytes, stack, with_own_arrays
+from adaecho.echo.memory.pytree import Columns, Rows, num_bytes, stack, with_own_arrays
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stage import Bad, Fresh
-from adaecho.echo.read.failures import BadExamples, is_of_machine
-from adaecho.echo.threads.processes import sendable
-from adaecho.echo.threads.workers import InlineMap, OrderedMap
+from adaecho.echo.order.stage import BadExample, FreshBlock
+from adaecho.echo.threads import InlineMap, OrderedMap, picklable_error
+
+_NEVER_THE_EXAMPLE = (
+    ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError, urllib.error.URLError,
+    http.client.HTTPException,
+)  # fmt: skip
+# What a file of wrong content, or a wrong name, can cause by itself.
+_OF_THE_EXAMPLE = (None, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG)
+_NETWORK_CLIENTS = (
+    "aiohttp.", "azure.core.", "botocore.", "gcsfs.", "google.api_core.", "google.auth.", "grpc.",
+    "httpcore.", "httpx.", "huggingface_hub.", "requests.", "urllib3.",
+)  # fmt: skip
+_HOPELESS = 1000  # beyond the budget twice: bad examples one after another that are met again and again
+
+NONE_SKIPPED = (
+    "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
+    "bad_examples"
+)  # whoever reads it has made a loader, or has typed a run's command
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Whether machine or network failed, so that the error is raised and never counted as a bad example.
+
+    These are the built-in errors of connections, memory and missing files; an ``OSError`` with the number of
+    a cause such as a full disk or too many open files (one that a decoder raises has none); and whatever is
+    of a class of a network client, wrong values apart.
+    """
+    if isinstance(error, _NEVER_THE_EXAMPLE):
+        return True
+    if isinstance(error, OSError) and error.errno not in _OF_THE_EXAMPLE:
+        return True
+    of_client = any(f"{kind.__module__}.".startswith(_NETWORK_CLIENTS) for kind in type(error).__mro__)
+    return of_client and not isinstance(error, ValueError)
+
+
+class BadExamples:
+    """Examples that could not be read or decoded: listed, and an error beyond the budget.
+
+    A row of the source that is bad in every pass is listed once, where it was first met.
+
+    Attributes:
+        found: these.
+        numbers: the local numbers of all, rising: what the stream has to know. Only appended to.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget, self._in_a_row = budget, 0
+        self.found: list[dict[str, Any]] = []
+        self.numbers: list[int] = []
+
+    def add(self, chunk: FreshBlock) -> None:
+        """List those of a chunk; raises the error of one beyond the budget."""
+        self._in_a_row = 0 if len(chunk.serials) else self._in_a_row + len(chunk.bad)
+        for bad in chunk.bad:
+            if self._in_a_row > 2 * self._budget + _HOPELESS:
+                raise bad.told(f"while reading {bad.origin}; the last {self._in_a_row} examples were all bad")
+            self.numbers.append(bad.index)
+            if bad.row is not None and any(known["row"] == bad.row for known in self.found):
+                continue
+            self.found.append({"index": bad.index, "origin": bad.origin, "error": bad.reason, "row": bad.row})
+            if len(self.found) > self._budget:
+                raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
+
+    def go_back(self, index: int) -> None:
+        """Strike off those from a local number on: they were read ahead."""
+        self.found = [bad for bad in self.found if bad["index"] < index]
+        self.numbers = [number for number in self.numbers if number < index]
+
+    def _explanation(self) -> str:
+        if not self._budget:
+            return NONE_SKIPPED
+        others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
+        return f"more bad examples than max_bad_examples={self._budget} allows; the last before it: {others}"
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line outside this package that made the loader or asked for a batch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
 # than the interpreter's work for each.
@@ -87,7 +171,7 @@ class Preparation:
         origin: Callable[[int], str],
         world: int,
         rows: Sequence[int] | Rows | None = None,
-    ) -> Fresh:
+    ) -> FreshBlock:
         """Read and decode examples, and ``finish`` the good ones; the bad ones apart.
 
         The source's arrays, which it may keep, or overwrite with its next example, are copied at once: what
@@ -115,14 +199,14 @@ class Preparation:
                 row = None if rows is None else int(rows[position])
                 reason, where = f"{type(error).__name__}: {error}", ""
                 if self.alone:  # it is sent without its traceback
-                    error, where = sendable(error), traceback.format_exc().rstrip()
-                bad.append(Bad(serial // world, origin(position), error, reason, row, where))
+                    error, where = picklable_error(error), traceback.format_exc().rstrip()
+                bad.append(BadExample(serial // world, origin(position), error, reason, row, where))
             else:
                 positions.append(position)
                 good.append(example)
         if bad:
             serials = serials[positions]
-        return Fresh(serials, self.finish(serials, good), end, bad)
+        return FreshBlock(serials, self.finish(serials, good), end, bad)
 
 
 class Reader(Protocol):
@@ -143,7 +227,7 @@ class Reader(Protocol):
     def claim(self, count: int) -> Any | None:
         """Settle the next ``count`` fresh examples; None at the end of the iteration."""
 
-    def work(self, claim: Any) -> Fresh:
+    def work(self, claim: Any) -> FreshBlock:
         """Read, decode and prepare what was claimed."""
 
     def resume(
@@ -168,7 +252,7 @@ class Reader(Protocol):
         return
 
 
-class FreshQueue:
+class PrefetchQueue:
     """Fresh examples from a reader, which may work ahead in chunks.
 
     Args:
@@ -183,14 +267,18 @@ class FreshQueue:
     """
 
     def __init__(
-        self, claim: Callable[[int], Any | None], work: Callable[[Any], Fresh], bad: BadExamples, index: int
+        self,
+        claim: Callable[[int], Any | None],
+        work: Callable[[Any], FreshBlock],
+        bad: BadExamples,
+        index: int,
     ) -> None:
         self._bad, self._wanted = bad, 1
-        self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
+        self.map: OrderedMap[Any, FreshBlock] | InlineMap[Any, FreshBlock]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
 
-    def take_again(self, count: int) -> Fresh:
+    def take_again(self, count: int) -> FreshBlock:
         """Some of the examples that were read before; raises the error of a bad one."""
         self._wanted = count
         chunk = self.map.get()
@@ -201,7 +289,7 @@ class FreshQueue:
             )
         return chunk
 
-    def take(self, count: int) -> Fresh | None:
+    def take(self, count: int) -> FreshBlock | None:
         """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
         self._wanted = count
         chunk = self.map.get()

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import seeds_of_pass
-from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.iterables import IterableSource, Position, tell_pass
-from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.threads import PoolThread
 
 
 def is_keyed(source: Any) -> bool:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from adaecho.echo.memory.tree import duplicate
+from adaecho.echo.memory.pytree import duplicate
 
 APART = 16  # examples or batches between two questions: to tell one may take as long as to read an example
 

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from adaecho.echo.memory.tree import Columns, Rows, with_own_arrays
+from adaecho.echo.memory.pytree import Columns, Rows, with_own_arrays
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials
-from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.order.stage import FreshBlock
+from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials, is_of_machine
 
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _DATASET_SEED = 2  # beside the seeds of examples and of batches
@@ -185,13 +184,13 @@ class RandomReader(Reader):
         self._index = end
         return serials, self._permutation.rows(serials), end
 
-    def work(self, claim: tuple[Serials, Rows, int]) -> Fresh:
+    def work(self, claim: tuple[Serials, Rows, int]) -> FreshBlock:
         serials, rows, end = claim  # [n], [n]
         source, preparation = self._source, self._preparation
         if self._resident:
-            return Fresh(serials, rows, end)
+            return FreshBlock(serials, rows, end)
         if isinstance(source, ArraySource) and preparation.decode is None:
-            return Fresh(serials, preparation.finish(serials, source.read(rows)), end)
+            return FreshBlock(serials, preparation.finish(serials, source.read(rows)), end)
         keys = [] if source.thread_safe else keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         with nullcontext() if source.thread_safe else keyed.global_generators_kept():
             return preparation.fresh(

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaecho.echo.memory.tree import children
-from adaecho.echo.order.stage import Fresh
+from adaecho.echo.memory.pytree import children
+from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials
 from adaecho.echo.read.iterables import IterableSource, Position
 
@@ -94,7 +94,7 @@ Witness = tuple[int, int, int]
 """The serial of an example, its fingerprint, and a digest of the rows of its pass up to it, where known."""
 
 
-class Witnesses:
+class ReplayFingerprints:
     """Some of the examples that a reader has read. One thread adds them while another saves a state.
 
     Args:
@@ -225,7 +225,7 @@ class SequentialReader(Reader):
         self._iterator: Iterator[Any] | None = None
         self._count = 0
         self._marks: list[Mark] = []  # never changed: another takes its place
-        self._witnesses = Witnesses(_WITNESSED if preparation.stacked else 1, world)
+        self._witnesses = ReplayFingerprints(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
         self._taken_up = False  # from a position within it
         self._last_pass: int | None = None
@@ -332,7 +332,7 @@ class SequentialReader(Reader):
         serials, examples, indices_in_pass = zip(*claimed, strict=True)
         return np.array(serials, dtype=np.int64), list(examples), indices_in_pass
 
-    def work(self, claim: SequentialClaim) -> Fresh:
+    def work(self, claim: SequentialClaim) -> FreshBlock:
         serials, raw, indices_in_pass = claim
         # Passes that may differ in their order don't tell which example it is.
         rows = None if self._source.reordered else indices_in_pass

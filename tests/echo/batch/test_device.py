@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.batch.whole import ToDevice
+from adaecho.echo.batch.device import ToDevice
 from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from adaecho import EchoLoader
-from adaecho.echo.order import factor as factor_module
+from adaecho.echo.order import stream as stream_module
 from adaecho.echo.variants import MAX_FACTOR
 from tests.echo.sources import Dataset as Rows
 from tests.echo.sources import Stream, arrays, labels
@@ -393,7 +393,7 @@ def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str, 
 def test_batches_under_a_factor_that_is_not_whole_are_counted_in_blocks(
     echo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factor_module, "_COUNTED", 7)
+    monkeypatch.setattr(stream_module, "_COUNTED", 7)
     common: dict[str, Any] = {"echo": echo, "factor": 1.6, "shuffle_buffer": 9, "epochs": 2}
     for rank, world in ((0, 1), (0, 3), (1, 3), (2, 3)):
         loader = EchoLoader(arrays(100), 3, rank=rank, world_size=world, **common)

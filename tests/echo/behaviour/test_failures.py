@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.read.chunks import is_of_machine
 from adaecho.echo.variants import VARIANTS
 from tests.echo.behaviour.test_split_augmentation import fail
 from tests.echo.record_streams import Fetched

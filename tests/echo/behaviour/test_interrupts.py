@@ -16,7 +16,7 @@ import pytest
 import adaecho.echo
 from adaecho import EchoLoader
 from adaecho.echo import variants as echoes
-from adaecho.echo.memory.tree import collate
+from adaecho.echo.memory.pytree import collate
 from tests.echo.read.test_marks import Seekable
 from tests.echo.sources import (  # fmt: skip
     IDS,

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import default_collate
 
 from adaecho import EchoLoader
-from adaecho.echo.memory.tree import collate, duplicate
+from adaecho.echo.memory.pytree import collate, duplicate
 from tests.echo.others import plain
 from tests.echo.sources import IDS, VARIANTS, AddNoise, Dataset
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.batch.whole import batch_length
-from adaecho.echo.memory.tree import duplicate
+from adaecho.echo.batch.device import batch_length
+from adaecho.echo.memory.pytree import duplicate
 from tests.helpers import through_torch_save
 
 RAGGED = [torch.zeros(10 + row, 12, 3) for row in range(8)]  # as a detection collate leaves them

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed, permutation
-from adaecho.echo.order.factor import repeats
 from adaecho.echo.order.permutation import BLOCK, LEAST_COMPUTED, RUN, Permutation, interleaved, permuted
+from adaecho.echo.order.stream import repeats
 from adaecho.echo.state import sealed
 
 LONG = 5_000_000_000

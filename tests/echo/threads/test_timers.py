@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
-from adaecho.echo.order.factor import AutoFactor
-from adaecho.echo.threads.timers import Counters, Timers
+from adaecho.echo.order.stream import AutoFactor
+from adaecho.echo.stats import Counters, Timers
 from adaecho.echo.variants import MAX_FACTOR
 from tests.conftest import HandClock
 from tests.echo.sources import Dataset as Rows

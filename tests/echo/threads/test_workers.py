@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.threads import PoolThread
 from tests.echo.sources import Broken, Dataset, Halting, Stream, arrays, labels, soon
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])

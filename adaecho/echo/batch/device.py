@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from adaecho.echo.memory.tree import children, with_children
+from adaecho.echo.memory.pytree import children, with_children
 
 
 class ToDevice:

@@ -11,6 +11,7 @@ stop, and others begin at the consumer's position.
 
 import _thread
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ _WAKE, _END = object(), object()
 _LOOK_EVERY_S = 0.005  # at a flag, while a thread rests or is waited for
 
 
-class Stopped(BaseException):  # a signal between threads that no handler of errors should catch
+class Shutdown(BaseException):  # a signal between threads that no handler of errors should catch
     """The threads are to end: whatever was asked for will not come."""
 
 
@@ -53,28 +54,28 @@ class PoolThread(threading.Thread):
     def run(self) -> None:
         self._pool.threads.append(self)
         try:
-            with suppress(Stopped):
+            with suppress(Shutdown):
                 self._serve(self)
         finally:
             self.working, self.ended = False, True
 
     def begin_work(self) -> None:
-        """Begin to work, once there is no pause; raises Stopped where the pool has been stopped."""
+        """Begin to work, once there is no pause; raises Shutdown where the pool has been stopped."""
         self.working = True
         while self._pool.paused_by is not None and not self._pool.stopping:
             self.working = False
             time.sleep(_LOOK_EVERY_S)
             self.working = True
         if self._pool.stopping:
-            raise Stopped
+            raise Shutdown
 
     def rest(self, seconds: float) -> None:
-        """Sleep, e.g. before another try of a transfer; raises Stopped where the pool has been stopped."""
+        """Sleep, e.g. before another try of a transfer; raises Shutdown where the pool has been stopped."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not self._pool.stopping:
             time.sleep(min(left, _LOOK_EVERY_S))
         if self._pool.stopping:
-            raise Stopped
+            raise Shutdown
 
 
 class ThreadPool:
@@ -261,7 +262,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         self._room.put(_WAKE)
 
     def get(self) -> Result | None:
-        """The next result; None after the last. Raises what claim or work raised for it, or Stopped.
+        """The next result; None after the last. Raises what claim or work raised for it, or Shutdown.
 
         A thread of the same pool pauses and stops with it while it waits.
         """
@@ -285,7 +286,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         while not self._pool.stopping:
             if (taken := queue.get()) is not _WAKE:
                 return taken
-        raise Stopped
+        raise Shutdown
 
     def _put_end(self, good: bool, result: Any) -> None:
         piece: SimpleQueue[Outcome] = SimpleQueue()
@@ -319,7 +320,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         try:
             thread.begin_work()
             claim = self._claimed_next()
-        except Stopped:
+        except Shutdown:
             raise
         except BaseException as error:
             self._ended = True
@@ -329,3 +330,14 @@ class OrderedMap(InlineMap[Claim, Result]):
             self._ended = True
             self._put_end(True, _END)
         return claim
+
+
+def picklable_error(error: Exception) -> Exception:
+    """The error, or one that says the same where it can't be sent from a process to another."""
+    try:
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        copied = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            copied.add_note(note)
+        return copied

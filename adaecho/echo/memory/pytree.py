@@ -6,16 +6,16 @@ masked array, travels whole, as it came.
 """
 
 import copy
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch.utils.data import default_collate
-
-from adaecho.echo.memory import recycle
 
 Rows = NDArray[np.int64]
 
@@ -145,7 +145,7 @@ class Columns:
 
     def take(self, rows: Rows) -> "Columns":
         """A copy of some rows."""
-        return Columns(self.form, [recycle.take(array, rows) for array in self.arrays])
+        return Columns(self.form, [take_rows(array, rows) for array in self.arrays])
 
     def tree(self) -> Any:
         """The arrays in the form of one example, e.g. a dict of arrays [n, ...]."""
@@ -324,3 +324,48 @@ def _same_kind(first: Any, parts: list[Any]) -> Any:
         return with_children(first, parts)
     except TypeError:
         return dict(zip(first, parts, strict=True)) if isinstance(first, Mapping) else parts
+
+
+_LEAST_BYTES = 1 << 16  # the allocator keeps smaller ones itself
+_SPARE_BLOCKS = 8  # of one size
+_MAX_SIZES = 32
+
+# Free memory by size in bytes. Appending to and popping from a deque needs no lock.
+_spare: dict[int, deque[NDArray[np.uint8]]] = {}
+
+
+class _Lease:
+    """Base of every array that looks at a block, which lives as long as the last of them."""
+
+    def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
+        self._block, self._spare = block, spare
+        self.__array_interface__ = block.__array_interface__  # how np.asarray looks at it without a copy
+
+    def __del__(self) -> None:
+        self._spare.append(self._block)
+
+
+def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """``np.empty``, of memory that comes back here when the array and all views of it are gone."""
+    dtype = np.dtype(dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < _LEAST_BYTES:
+        return np.empty(shape, dtype)
+    if num_bytes not in _spare and len(_spare) >= _MAX_SIZES:
+        _spare.clear()
+    spare = _spare.setdefault(num_bytes, deque(maxlen=_SPARE_BLOCKS))
+    try:
+        block = spare.pop()
+    except IndexError:
+        block = np.empty(num_bytes, np.uint8)  # [num_bytes]
+    return np.asarray(_Lease(block, spare)).view(dtype).reshape(shape)
+
+
+def take_rows(array: NDArray[Any], rows: Rows) -> NDArray[Any]:
+    """A copy of some rows, all of which exist, in recycled memory."""
+    selected = empty((len(rows), *array.shape[1:]), array.dtype)
+    if not array.flags.c_contiguous:  # np.take would first make a contiguous copy of the whole array
+        selected[...] = array[rows]
+        return selected
+    # Any mode but "raise" writes without a second buffer.
+    return np.take(array, rows, axis=0, out=selected, mode="clip")
