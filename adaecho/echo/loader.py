@@ -20,7 +20,7 @@ from adaecho.echo.order.stream import AutoFactor
 from adaecho.echo.pipeline import CLOSE_WAIT_S, Pipeline
 from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.settings import Settings
-from adaecho.echo.state import Position
+from adaecho.echo.state import LoaderCursor
 from adaecho.echo.stats import LoaderStats, Timers
 from adaecho.echo.threads import Shutdown
 
@@ -112,9 +112,9 @@ class EchoLoader(LoaderStats):
         TypeError: neither this nor a DataLoader has such an argument.
     """
 
-    _position = Position()
+    _position = LoaderCursor()
     _ahead: Batch | None = None  # the next batch, made and not taken
-    _before: tuple[Position, int] | None = None  # where the last batch was taken, and its id
+    _before: tuple[LoaderCursor, int] | None = None  # where the last batch was taken, and its id
     _resumed = False  # from a state; the next iter() goes on with the iteration in progress
     _failed: Exception | None = None
     _closed = False
@@ -335,7 +335,7 @@ class EchoLoader(LoaderStats):
         self._check_process()
         last = self._before
         taken = last[0] if last is not None and holds_last_batch(last[1]) else self._position
-        state = saved.sealed({**self._pipeline.state(taken), "clocks": self._clocks.state_dict()})
+        state = {**self._pipeline.state(taken), "timers": self._clocks.state()}
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
     def _check_alone(self) -> None:
@@ -364,7 +364,7 @@ class EchoLoader(LoaderStats):
         saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
         self._position, self._failed, self._before = pipeline.restore(state), None, None
         self._resume()
-        self._clocks.load_state_dict(state["clocks"])
+        self._clocks.load_state(state["timers"])
         self._resumed, self._next_iteration = True, None
         if self.settings.epochs is not None and self._position.in_pass:
             # A position after the last batch of an iteration: the next iter() begins a new one. What lies

@@ -7,6 +7,7 @@ repeats downstream.
 
 import _thread
 import atexit
+import json
 import math
 import os
 import threading
@@ -33,7 +34,7 @@ from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
 from adaecho.echo.settings import Settings, order_of, refuse, whole
-from adaecho.echo.state import VERSION, Held, Position, Streams
+from adaecho.echo.state import VERSION, Held, LoaderCursor, Streams
 from adaecho.echo.threads import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
@@ -137,7 +138,7 @@ class Pipeline:
             before = replace(before, stacked=False, length=length)
         self.reader = self._reader(order, before)
         self.run: Run | None = None
-        self.left: tuple[Position, ReaderState] | None = None
+        self.left: tuple[LoaderCursor, ReaderState] | None = None
         self._newest: Run | None = None
         self._read_before = 0  # examples, by runs that were dropped
         self._closing = threading.Lock()
@@ -156,7 +157,7 @@ class Pipeline:
             seed=settings.seed,
         )  # fmt: skip
 
-    def begin(self, position: Position, iteration: int) -> tuple[Position, "Run"]:
+    def begin(self, position: LoaderCursor, iteration: int) -> tuple[LoaderCursor, "Run"]:
         """Begin an iteration, giving up the one before if it hasn't ended: where it is, and its run."""
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
@@ -171,7 +172,7 @@ class Pipeline:
         self._newest = Run(self, position, Held())
         return position, self._newest
 
-    def resume(self, position: Position) -> tuple[Position, "Run"]:
+    def resume(self, position: LoaderCursor) -> tuple[LoaderCursor, "Run"]:
         """Take up a position: where it is with what has been read again, and a run from there on."""
         state, held = self._leave(position), self.streams.held(position)
         reread = self.reader.resume(
@@ -181,7 +182,7 @@ class Pipeline:
         self._newest = Run(self, position, held)
         return position, self._newest
 
-    def _leave(self, position: Position) -> ReaderState:
+    def _leave(self, position: LoaderCursor) -> ReaderState:
         """Drop the run, and what it was ahead of a position; the reader's state there."""
         if self.left is None:  # before the reader moves
             self.left = position, self._reader_state(position)
@@ -189,7 +190,7 @@ class Pipeline:
         self.streams.log.go_back(position)
         return self.left[1]
 
-    def _reader_state(self, position: Position) -> ReaderState:
+    def _reader_state(self, position: LoaderCursor) -> ReaderState:
         """The reader's state at a position, while it has not left for elsewhere."""
         # Only what is iterated needs to know, and to look for the oldest takes a while. Between two
         # iterations rows may be shared out otherwise, and come in another order.
@@ -197,28 +198,28 @@ class Pipeline:
         oldest = self.streams.oldest_serial(position) if iterated else 0
         return self.reader.state(oldest, position.next_index) if iterated or position.in_pass else ([], [])
 
-    def state(self, position: Position) -> dict[str, Any]:
+    def state(self, position: LoaderCursor) -> dict[str, Any]:
         """What a loader of the same settings and source needs to go on from a position: plain values."""
         if self.left is None:
             return self._state(position, self._reader_state(position))
         return self._state(*self.left)
 
-    def _state(self, position: Position, reader_state: ReaderState) -> dict[str, Any]:
-        progress, witnesses = reader_state
+    def _state(self, position: LoaderCursor, reader_state: ReaderState) -> dict[str, Any]:
+        progress, fingerprints = reader_state
         return {
             "version": VERSION,
-            "settings": self.settings.plain(),
-            "source_length": self.source_length,
+            "settings": json.dumps(self.settings.plain()),
+            "source_length": -1 if self.source_length is None else self.source_length,
             "permutation": self.permutation,
             **self.streams.state(position),
-            "progress": progress,
-            "witnesses": witnesses,
+            "progress": json.dumps(progress),
+            "fingerprints": fingerprints,
         }
 
-    def restore(self, state: dict[str, Any]) -> Position:
+    def restore(self, state: dict[str, Any]) -> LoaderCursor:
         """The position of a state, which has been checked; the log is as it was there, the run given up."""
         position, self.streams.log = self.streams.restored(state)
-        self.run, self.left = None, (position, (state["progress"], state["witnesses"]))
+        self.run, self.left = None, (position, (json.loads(state["progress"]), state["fingerprints"]))
         return position
 
     @property
@@ -316,7 +317,7 @@ class Run:
         queue: of fresh examples.
     """
 
-    def __init__(self, parts: Pipeline, position: Position, held: Held) -> None:
+    def __init__(self, parts: Pipeline, position: LoaderCursor, held: Held) -> None:
         self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
         self.owners: WorkerProcesses | None = None
@@ -382,7 +383,7 @@ class Run:
         }
         return EchoedBatches(self._next_made, parts.streams.batches(position), position, batches)
 
-    def _made(self, position: Position) -> Batches:
+    def _made(self, position: LoaderCursor) -> Batches:
         """The middle stages: [echo >] shuffle > [augment >] batch."""
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)

@@ -70,6 +70,8 @@ class Settings:
             self._set(name, plain(getattr(self, name)))
         if self.epochs is not None and self.world_size > 1:
             self._check_even_ranks()
+        if self.variant.repeats and self.factor == 1:
+            warn_caller(f"echo={self.echo!r} with factor=1 repeats nothing; pass factor=2, or leave out echo")
         if self.variant.repeats == "examples" and self.factor != 1 and not self.shuffle_buffer:
             warn_caller(
                 f"echo={self.echo!r} with shuffle_buffer=0: all repeats of an example follow one another, "

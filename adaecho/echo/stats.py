@@ -9,7 +9,7 @@ from adaecho.echo.order.stream import History
 from adaecho.echo.pipeline import Counters, Pipeline
 from adaecho.echo.read.rows import RandomReader
 from adaecho.echo.settings import Settings
-from adaecho.echo.state import Position
+from adaecho.echo.state import LoaderCursor
 
 _DECAY = 0.98  # weight of the past at each step: about the last 50 steps count
 _LEAST_STEPS = 5  # before R is told
@@ -92,16 +92,16 @@ class Timers:
         enough = self._all_steps >= _LEAST_STEPS * _DECAY**_LEAST_STEPS and self._fresh_batches
         return self.upstream_s_per_batch / downstream if enough and downstream > 0 else None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+    def state(self) -> list[float]:
+        """Return the sums, as numbers."""
         self._sum_up()
-        sums = self._upstream_s, self._own_s, self._fresh_batches, self._all_steps_s, self._all_steps
-        return {"wait_time_s": self.wait_time_s, "sums": list(sums)}
+        sums = self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps
+        return [*sums, *self._upstream_s, *self._own_s]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self.wait_time_s = state["wait_time_s"]
-        self._upstream_s, self._own_s, self._fresh_batches, self._all_steps_s, self._all_steps = state["sums"]
+    def load_state(self, state: list[float]) -> None:
+        """Continue from a state."""
+        self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps = state[:4]
+        self._upstream_s, self._own_s = list(state[4:-2]), list(state[4:][-2:])
         self._before = self._returned_at = None
         self._step_s, self._steps = 0.0, 0
 
@@ -114,7 +114,7 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 class LoaderStats:
     """Read-only properties. Values refer to the last batch returned, not to what was read ahead."""
 
-    _position: Position
+    _position: LoaderCursor
     _pipeline: Pipeline
     _clocks: Timers
     _dataset: Any

@@ -22,7 +22,7 @@ from adaecho.echo.memory.pytree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import EchoStage, FreshBlock, Outputs
 from adaecho.echo.order.stream import Cursor, Stream
-from adaecho.echo.state import Position
+from adaecho.echo.state import LoaderCursor
 
 _COLLATE_SEED = 3  # beside the seeds of examples, of batches and of datasets
 
@@ -38,7 +38,7 @@ class Batch:
     """
 
     content: Any
-    position: Position
+    position: LoaderCursor
     length: int = 0
 
 
@@ -141,7 +141,7 @@ class Batches:
         stage: EchoStage,
         pool: ExamplePool | ResidentPool,
         making: BatchBuilder,
-        position: Position,
+        position: LoaderCursor,
         *,
         group: Callable[[], int] = lambda: 1,
         drop_last: bool = False,
@@ -168,7 +168,6 @@ class Batches:
             index = outputs.next_index(end)
             position = before._replace(
                 fresh_examples=index - before.skipped, next_index=index, examples=outputs.cursor(end),
-                oldest=outputs.oldest,
             )  # fmt: skip
             batches.append(Batch(self.making.batch(items[start:end], part), position, length))
         return batches
@@ -196,14 +195,13 @@ class EchoedBatches:
         self,
         fresh: Callable[[], Batch | None],
         stream: Stream,
-        position: Position,
+        position: LoaderCursor,
         held: dict[int, Batch],
     ) -> None:
         self._fresh, self._stream, self._pool = fresh, stream, held
         self._stage = EchoStage(self._next_fresh, self, stream, block=1)
         self._outputs: deque[tuple[int, Cursor]] = deque()  # items that have left, and the cursor after each
         self._upstream = position  # of the stages before this one
-        self._oldest = deque([(position.next_number, position.oldest)])  # of the examples, by batch held
         contents = stream.contents(position.batches)
         self._stage.resume(position.batches, position.next_number, contents, stream.numbers)
         self._left = Counter(stream.numbers(contents.items).tolist())  # repeats of each in the pool
@@ -232,7 +230,7 @@ class EchoedBatches:
         content = self._used(self._stream.number(item))
         position = self._upstream._replace(
             next_number=self._stage.next_index if cursor.drained else self._stream.number(cursor.last) + 1,
-            batches=cursor, oldest=self._oldest_needed(), held_examples=self._held,
+            batches=cursor, held_examples=self._held,
         )  # fmt: skip
         self.busy_s += time.perf_counter() - start
         return Batch(content, position)
@@ -248,18 +246,10 @@ class EchoedBatches:
         self._held -= batch.length
         return batch.content
 
-    def _oldest_needed(self) -> int:
-        """An item of the examples no later than any that the batches held are made of."""
-        oldest = self._stream.number(self._stage.oldest)
-        while len(self._oldest) > 1 and self._oldest[1][0] <= oldest:
-            self._oldest.popleft()
-        return self._oldest[0][1]
-
     def _next_fresh(self, count: int) -> FreshBlock | None:  # noqa: ARG002 (one at a time)
         batch = self._fresh()
         if batch is None:
             return None
         number, self._upstream = self._stage.next_index, batch.position
-        self._oldest.append((number, batch.position.oldest))
         serials = np.array([self._stream.item_of(number) >> keyed.ECHO_BITS], dtype=np.int64)  # [1]
         return FreshBlock(serials, [batch], number + 1)

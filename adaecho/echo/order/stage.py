@@ -77,7 +77,6 @@ class Outputs:
         entering: what entered for the first m of them, int64 [m]; the others drained.
         end: local number of the first fresh example that the stage had not asked for.
         world: ranks that share out serials.
-        oldest: an item no later than any that was held before them.
     """
 
     items: keyed.Items
@@ -86,7 +85,6 @@ class Outputs:
     entering: keyed.Items
     end: int
     world: int
-    oldest: int
 
     def __len__(self) -> int:
         return len(self.items)
@@ -123,7 +121,6 @@ class EchoStage:
     Attributes:
         cursor: where it stands.
         next_index: upstream position, which is ahead of what has entered the buffer.
-        oldest: an item no later than any that is held.
     """
 
     def __init__(
@@ -142,7 +139,6 @@ class EchoStage:
         self._block, self._lookahead = block, lookahead
         # What is to enter next, rising, with rows and slots; int64 [n] each.
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
-        self.oldest, self._looked_at = 0, 0
 
     def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
         """Go to a cursor.
@@ -167,7 +163,7 @@ class EchoStage:
                 break
             buffer.fill(items, rows)
             self.cursor = Cursor(self.cursor.entered + len(items), int(items[-1]))
-        oldest, before = self._note_oldest(), self.cursor
+        before = self.cursor
         items = rows = entering = keyed.NO_ITEMS
         if not buffer.draining:
             entering, entering_rows, slots = self._draw(count)  # [m] each, m < count at the end of a pass
@@ -177,7 +173,7 @@ class EchoStage:
         if len(items) < count:
             drained, their_rows = buffer.drain(count - len(items))
             items, rows = np.concatenate([items, drained]), np.concatenate([rows, their_rows])  # [count]
-        outputs = Outputs(items, rows, before, entering, self.next_index, self.stream.world, oldest)
+        outputs = Outputs(items, rows, before, entering, self.next_index, self.stream.world)
         if len(items):
             self.cursor = outputs.cursor(len(items))
         return outputs
@@ -202,15 +198,8 @@ class EchoStage:
         counts = self.stream.factor.counts(fresh.serials // self.stream.world)  # [1]
         self._pool.insert(fresh.examples, counts)
         first, entered = int(fresh.serials[0]) << keyed.ECHO_BITS, self.cursor.entered
-        self.cursor, self.oldest = Cursor(entered + int(counts[0]), first + int(counts[0]) - 1), first
+        self.cursor = Cursor(entered + int(counts[0]), first + int(counts[0]) - 1)
         return [(first + n, Cursor(entered + n + 1, first + n)) for n in range(int(counts[0]))]
-
-    def _note_oldest(self) -> int:
-        """An item no later than any that is held; looked for so seldom that it costs little."""
-        if self.cursor.entered - self._looked_at >= max(self._buffer.size // 4, 1):
-            waiting = self.stream.item_of(self.next_index) if not len(self._items) else int(self._items[0])
-            self.oldest, self._looked_at = min(self._buffer.oldest, waiting), self.cursor.entered
-        return self.oldest
 
     def _draw(self, count: int) -> tuple[keyed.Items, Rows, NDArray[np.int64]]:
         """The next ``count`` items of the echoed stream; fewer at its end, none after it."""

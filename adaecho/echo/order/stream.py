@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from adaecho.echo.order import keyed
 
 REPEATS, SLOT, DRAIN = keyed.STAGE_PURPOSES, keyed.STAGE_PURPOSES + 1, keyed.STAGE_PURPOSES + 2
-_LARGEST = int(np.iinfo(np.int64).max)
 _EVERY_STEPS = 20
 _COUNTED = 1 << 16  # examples at once, whose arrays stay in the processor's cache
 _LEAST_CHANGE = 0.05  # relative: measurement noise alone should not change the factor
@@ -228,14 +227,6 @@ class ShuffleBuffer:
     def draining(self) -> bool:
         """Whether the pass has ended and nothing enters any more."""
         return self._drain is not None
-
-    @property
-    def oldest(self) -> int:
-        """The oldest item held, or the largest number there is."""
-        held = (
-            self._items[: self._filled] if self._drain is None else self._items[self._drain[self._drained :]]
-        )
-        return int(held.min()) if len(held) else _LARGEST
 
     def fill(self, items: keyed.Items, rows: Rows) -> None:
         """Store items, with their rows in the pool, in slots that are still empty."""

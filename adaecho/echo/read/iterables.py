@@ -4,13 +4,17 @@ Here is what anything that can only be iterated needs: how it is told of passes,
 memory. A DataLoader of torch has an adapter of its own.
 """
 
+import base64
 import copy
 import inspect
+import io
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import torch
 
 from adaecho.echo.memory.pytree import duplicate
 
@@ -209,6 +213,18 @@ def _told(methods: PositionMethods) -> Position:
 
 def _take(methods: PositionMethods, position: Any) -> None:
     methods[1](copy.deepcopy(position["own"]))
+
+
+def encoded(state: Any) -> str:
+    """Encode a third-party state as text."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def decoded(text: str) -> Any:
+    """Decode a third-party state; no code from it runs."""
+    return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
 
 
 def position_methods(owner: Any) -> PositionMethods | None:

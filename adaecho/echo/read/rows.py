@@ -200,7 +200,7 @@ class RandomReader(Reader):
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
         mark = self._mark(index) if index else 0
-        return ([[mark, ()]] if mark else []), []
+        return ([[mark, []]] if mark else []), []
 
     def _mark(self, index: int) -> int:
         return self._permutation.mark((index - 1) * self._world + self._rank)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from adaecho.echo.memory.pytree import children
 from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials
-from adaecho.echo.read.iterables import IterableSource, Position
+from adaecho.echo.read.iterables import IterableSource, Position, decoded, encoded
 
 _MOST = 1024  # marks
 _SPACING = 16  # times as much is read again anyway as on the way from a mark to the oldest needed example
@@ -54,8 +54,15 @@ class Mark:
 
     def plain(self) -> list[Any]:
         """The mark as a state holds it."""
-        position = self.position if isinstance(self.position, dict) else list(self.position)
+        own = isinstance(self.position, dict)
+        position = encoded(self.position["own"]) if own else list(self.position)  # type: ignore[call-overload]
         return [self.number, self.first, self.count, position]
+
+    @staticmethod
+    def of_plain(number: int, first: int, count: int, position: Any) -> "Mark":
+        """Return the mark that ``plain`` stored."""
+        own = isinstance(position, str)
+        return Mark(number, first, count, {"own": decoded(position)} if own else position)
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
@@ -120,13 +127,15 @@ class ReplayFingerprints:
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
             self._seen = [*self._seen[1 - _KEPT :], (serial, fingerprint(example), rows)]
 
-    def before(self, serial: int) -> list[list[int]]:
-        """The last few before a serial, as plain numbers: the same ones however far has been read ahead."""
-        return [list(witness) for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
+    def before(self, serial: int) -> list[int]:
+        """Return the last few before a serial, flat: the same however far the reader has read ahead."""
+        last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
+        return [number for witness in last for number in witness]
 
-    def expect(self, witnesses: list[list[int]]) -> None:
-        """What a state holds: these examples are to come again, as far as they are read again."""
-        self._seen = [(int(serial), int(known), int(rows)) for serial, known, rows in witnesses]
+    def expect(self, flat: list[int]) -> None:
+        """Expect the fingerprints of a state from the examples that are read again."""
+        numbers = iter(map(int, flat))
+        self._seen = list(zip(numbers, numbers, numbers, strict=True))
         self._expected = {witness[0]: witness for witness in self._seen}
 
     def is_as_before(self, serial: int, example: Any, rows: int = 0) -> bool:
@@ -357,7 +366,7 @@ class SequentialReader(Reader):
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
         """Iterate again from the last mark before the oldest needed example up to the position."""
-        opened = [Mark(*plain) for plain in state[0]]
+        opened = [Mark.of_plain(*plain) for plain in state[0]]
         self._witnesses.expect(state[1])
         self._marks, self._again = [], {}
         if not opened:  # nothing has been read yet

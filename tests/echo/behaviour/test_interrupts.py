@@ -145,7 +145,7 @@ def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
                 if len(seen) % 3 == 0:
                     state = profiler.during(loader.state_dict)
                     # A loader that went back marks its source elsewhere.
-                    del state["clocks"], state["digest"], state["reread_examples"], state["progress"]
+                    del state["timers"], state["reread_examples"], state["progress"]
                     seen.append(str(state))
     return seen
 

@@ -8,7 +8,6 @@ import torch
 from torch.utils import data
 
 from adaecho import EchoLoader
-from adaecho.echo.state import sealed
 from tests.echo.sources import Dataset, arrays, labels
 
 LENGTH = 23
@@ -152,10 +151,3 @@ def test_between_passes_there_may_be_other_ranks(kind: str, ranks: tuple[int, in
         labels(first)
         other.load_state_dict(first.state_dict())
         assert len(labels(other)) == len(other)
-
-
-def test_states_of_before_hold_no_mark_of_the_order() -> None:
-    loader = EchoLoader(batch_size=5, epochs=1, **ORDERS["shards"][0])
-    next(iter(loader))
-    state = sealed({**loader.state_dict(), "progress": []})
-    EchoLoader(batch_size=5, epochs=1, **ORDERS["shards"][0]).load_state_dict(state)

@@ -37,8 +37,8 @@ def test_a_state_holds_the_last_few_witnesses() -> None:
     for serial in range(1, 5000, 2):
         witnesses.add(serial, serial, serial)
     kept = witnesses.before(4990)
-    assert [witness[0] for witness in kept] == list(range(4985 - 31 * 8, 4990, 8))
-    assert [witness[0] for witness in witnesses.before(64)] == list(range(1, 64, 2)), "each of the first"
+    assert kept[::3] == list(range(4985 - 31 * 8, 4990, 8))
+    assert witnesses.before(64)[::3] == list(range(1, 64, 2)), "each of the first"
     again = ReplayFingerprints(spacing=4, world=2)
     again.expect(kept)
     assert again.before(4990) == kept
