@@ -148,9 +148,7 @@ class Pipeline:
         """The first stage: read > decode [> augment]."""
         settings, rank, world = self.settings, self.streams.rank, self.streams.world
         if isinstance(self.source, IterableSource):
-            return SequentialReader(
-                self.source, preparation, rank=rank, world=world, check_length=settings.check_filling
-            )
+            return SequentialReader(self.source, preparation, rank=rank, world=world)
         assert order is not None
         return RandomReader(
             self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
@@ -388,16 +386,16 @@ class Run:
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
-        making, at_once, rows = parts.making, lambda: parts.group, 0
+        making, at_once = parts.making, lambda: parts.group
         if self.owners is not None:
-            pool, rows = self.owners, self.owners.rows
+            pool = self.owners
             making, at_once = replace(making, augment=self.owners.augmented), self.owners.batches_at_once
         elif parts.resident is not None:
-            pool, rows = ResidentPool(parts.resident), len(parts.resident)
+            pool = ResidentPool(parts.resident)
         lookahead = 1 if parts.resident is None else _FREE_LOOKAHEAD
         stream = parts.streams.examples(position)
         self._pool = pool
-        self._stage = EchoStage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
+        self._stage = EchoStage(self.queue.take, pool, stream, block=block, lookahead=lookahead)
         return Batches(self._stage, pool, making, position, group=at_once, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:

@@ -245,8 +245,7 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
     if sampler is not None:
         return SampledOrder(sampler, source.length, settings.seed, **passes)
     order = "stored" if whole else settings.order
-    side_by_side = getattr(source, "open_shards", 1)
-    return Permutation(source.length, order, settings.seed, shard_lengths, side_by_side, **passes)
+    return Permutation(source.length, order, settings.seed, shard_lengths, **passes)
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:

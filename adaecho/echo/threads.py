@@ -69,14 +69,6 @@ class PoolThread(threading.Thread):
         if self._pool.stopping:
             raise Shutdown
 
-    def rest(self, seconds: float) -> None:
-        """Sleep, e.g. before another try of a transfer; raises Shutdown where the pool has been stopped."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and not self._pool.stopping:
-            time.sleep(min(left, _LOOK_EVERY_S))
-        if self._pool.stopping:
-            raise Shutdown
-
 
 class ThreadPool:
     """The threads of some maps, which begin, pause and end together.

@@ -296,8 +296,6 @@ class WorkerProcesses:
             are used.
     """
 
-    rows = 1 << 62
-
     def __init__(
         self,
         number: int,

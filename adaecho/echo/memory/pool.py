@@ -17,7 +17,7 @@ class ResidentPool:
     """Examples of a source that lies in memory as arrays: nothing is copied in, rows are the source's."""
 
     def __init__(self, source: Columns) -> None:
-        self._source, self.rows = source, len(source)
+        self._source = source
 
     def insert(self, examples: Rows, repeats: NDArray[np.int64]) -> Rows:  # noqa: ARG002 (as of others)
         return examples
@@ -34,8 +34,6 @@ class ExamplePool:
         spare: rows to have ready beyond these. The operating system commits a page when it is first written,
             so rows never used cost nothing.
     """
-
-    rows = 0  # no more than memory holds
 
     def __init__(self, slots: int, spare: int) -> None:
         self._slots, self._spare = slots, spare
@@ -130,7 +128,7 @@ def singles_of(examples: Examples) -> list[Any]:
     return examples.examples() if isinstance(examples, Columns) else examples
 
 
-_SLOT_BYTES = 12  # a buffer's own of each item: identity and row
+_SLOT_BYTES = 16  # a buffer's own of each item: identity and row
 
 
 def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:

@@ -18,10 +18,8 @@ Rows = NDArray[np.int64]
 # keeps the orders of recorded runs, and there it costs little (benchmarks/permutation_length.json).
 LEAST_COMPUTED = 1 << 22
 BLOCK = 4096  # rows computed at once
-RUN = 16  # neighbours that come together of shards read side by side: one request of indexed shards
 _ROUNDS = 6  # a Feistel network of 4 is a pseudorandom permutation already (Luby and Rackoff, 1988)
 _ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # the purpose of the first round's key, after those of the buffers
-_SIDE_BY_SIDE = _ROUND_KEYS + _ROUNDS
 
 
 class Permutation:
@@ -33,7 +31,6 @@ class Permutation:
             and reads some side by side, each through; "stored" keeps the source's.
         seed: of the permutations.
         shard_lengths: examples of each shard, for "shards".
-        open_shards: that are read side by side.
         passes: of each iteration; None where they follow one another without end.
         world: ranks that share out an iteration evenly: where that leaves a remainder, its first examples
             come again at its end until every rank has as many.
@@ -50,7 +47,6 @@ class Permutation:
         order: str,
         seed: int,
         shard_lengths: Rows | None = None,
-        open_shards: int = 1,
         *,
         passes: int | None = None,
         world: int = 1,
@@ -62,7 +58,6 @@ class Permutation:
         self.length = length
         self._lengths = None if shard_lengths is None else np.asarray(shard_lengths, dtype=np.int64)
         self._order, self._seed = order, seed
-        self._side_by_side = 1 if self._lengths is None else max(min(open_shards, len(self._lengths)), 1)
         self.method = "computed" if order == "permutation" and length >= LEAST_COMPUTED else "drawn"
         self._dtype = np.uint32 if length <= 1 << 32 else np.int64
         self._kept: dict[int, NDArray[Any]] = {}
@@ -95,7 +90,7 @@ class Permutation:
         """Of what the order of a serial's pass hangs on besides seed, pass and length; 0 if on nothing."""
         if self._order != "shards":
             return 0
-        return zlib.crc32(np.append(self._lengths, self._side_by_side).tobytes())  # type: ignore[arg-type]
+        return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
 
     def _placed(self, serials: NDArray[np.int64]) -> tuple[Rows, Rows]:
         """The pass of each serial, and its position there."""
@@ -122,8 +117,6 @@ class Permutation:
             return permuted(positions, self.length, self._seed, number)
         if self._order != "shards":
             return self._pass(number)[positions].astype(np.int64)
-        if self._side_by_side > 1:
-            positions = interleaved(positions, self.length, self._side_by_side, self._seed, number)
         ends, shifts = self._pass(number)
         rows: Rows = positions + shifts[np.searchsorted(ends, positions, side="right")]
         return rows
@@ -187,35 +180,6 @@ def _network(values: Rows, keys: list[keyed.Keys], sizes: tuple[int, int]) -> Ro
         left -= np.where(left >= size, size, 0)
         left, right, size, other = right, left, other, size
     return left * other + right
-
-
-def interleaved(positions: Rows, length: int, places: int, seed: int, number: int) -> Rows:
-    """Where each position of a pass lies in the pass that reads the shards one after another.
-
-    That pass is cut into ``places`` stretches of equal length, which are read side by side, ``RUN`` examples
-    of each at a time (of the last round fewer), in an order of the stretches that is turned by a keyed draw
-    in each round. So eight shards of equal length all come within the first 128 examples, and to the end.
-    What is left over, fewer than ``places`` examples, comes last. A bijection of [0, ``length``), computed
-    position by position.
-
-    Args:
-        positions: int64 [n], each in [0, length).
-        length: examples of a pass.
-        places: that are read at once, >= 1; 1 changes nothing.
-        seed, number: any integer, and of the pass: they key the draws.
-
-    Returns:
-        Positions, int64 [n].
-    """
-    size = length // places  # of a stretch
-    rounds, within = np.divmod(positions, RUN * places)  # [n] each
-    run = np.where(rounds < size // RUN, RUN, max(size % RUN, 1))
-    key = keyed.bits(
-        keyed.item_keys(seed, np.array([number << keyed.ECHO_BITS], dtype=np.int64)), _SIDE_BY_SIDE
-    )
-    first = keyed.integers(rounds.astype(np.uint64) + key, 0, 0, places)  # [n], the stretch that begins
-    stretch = (first + within // run) % places
-    return np.where(positions < size * places, stretch * size + rounds * RUN + within % run, positions)
 
 
 def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:

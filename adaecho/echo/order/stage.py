@@ -114,7 +114,6 @@ class EchoStage:
             (fewer examples where some were bad); None at the end of a pass.
         pool: where they lie.
         stream: which it follows.
-        rows: that the pool may have, 0 for no more than memory holds examples.
         block: items that enter at once while the buffer fills, at most.
         lookahead: fresh examples to ask for at once, at least; more than 1 only where reading is free.
 
@@ -129,13 +128,12 @@ class EchoStage:
         pool: Pool,
         stream: Stream,
         *,
-        rows: int = 0,
         block: int = 1024,
         lookahead: int = 1,
     ) -> None:
         self.stream, self.cursor, self.next_index = stream, Cursor(), stream.begin
         self._upstream, self._pool = upstream, pool
-        self._buffer = ShuffleBuffer(stream.seed, stream.size, rows)
+        self._buffer = ShuffleBuffer(stream.seed, stream.size)
         self._block, self._lookahead = block, lookahead
         # What is to enter next, rising, with rows and slots; int64 [n] each.
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]

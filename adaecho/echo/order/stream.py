@@ -193,15 +193,13 @@ class ShuffleBuffer:
     Args:
         seed: of its draws.
         size: slots; 0 passes everything on in order.
-        rows: that there may be, 0 for no more than memory holds examples.
     """
 
-    def __init__(self, seed: int, size: int, rows: int = 0) -> None:
+    def __init__(self, seed: int, size: int) -> None:
         self.size = size
         self._seed = seed
         self._items = np.zeros(size, dtype=np.int64)  # [size], by slot
-        # [size], the row in the pool of each
-        self._rows = np.zeros(size, dtype=np.int32 if rows <= 1 << 31 else np.int64)
+        self._rows = np.zeros(size, dtype=np.int64)  # [size], the row of each in the pool
         self._filled = 0
         self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave
         self._drained = 0
@@ -246,7 +244,7 @@ class ShuffleBuffer:
         if not self.size or not len(entering):
             return entering, entering_rows
         items = self._items[slots]  # [n], what leaves
-        rows = self._rows[slots].astype(np.int64)
+        rows = self._rows[slots]
         # 16-bit keys are sorted by radix.
         order = np.argsort(slots.astype(np.uint16) if self.size <= 1 << 16 else slots, kind="stable")
         in_order = slots[order]  # [n], rising
@@ -272,7 +270,7 @@ class ShuffleBuffer:
         assert self._drain is not None
         slots = self._drain[self._drained : self._drained + count]
         self._drained += len(slots)
-        return self._items[slots], self._rows[slots].astype(np.int64)
+        return self._items[slots], self._rows[slots]
 
     def load(self, items: keyed.Items, rows: Rows, *, draining: bool) -> None:
         """Hold what it held at a cursor, by slot or in the order in which it drains, and nothing else."""

@@ -30,9 +30,6 @@ class ArraySource:
         # Rows of a memory map are read from storage when they are used, all others lie in memory.
         self.resident = not any(map(_is_memory_map, arrays.arrays))
 
-    def check_length(self) -> None:
-        """Arrays keep theirs."""
-
     def read(self, rows: Rows) -> Columns:
         """A copy of some rows."""
         return self.arrays.take(rows)
@@ -88,16 +85,7 @@ class MapSource:
     def __init__(self, dataset: Any) -> None:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
-        self.open_shards = getattr(dataset, "open_shards", 1)
         self.thread_safe = is_thread_safe(dataset)
-
-    def check_length(self) -> None:
-        """Raises ValueError where it has grown or shrunk."""
-        if len(self._dataset) != self.length:
-            raise ValueError(
-                f"source: {self.name} has {len(self._dataset)} rows, and had {self.length} when this "
-                "EchoLoader was made, whose order is of those; make another EchoLoader of it"
-            )
 
     def peek(self, row: int) -> Any:
         """One example before any iteration."""
@@ -167,7 +155,6 @@ class RandomReader(Reader):
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        self._source.check_length()
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
@@ -213,7 +200,7 @@ class RandomReader(Reader):
         if progress and within and progress[0][0] != self._mark(index):
             raise ValueError(
                 "load_state_dict: the order of this pass is another than when the state was saved: examples "
-                "would come twice or never; give the same sampler, or the same shards and open_shards"
+                "would come twice or never; give the same sampler, or the same shards"
             )
         self.begin(iteration, passes)
         self._index = index

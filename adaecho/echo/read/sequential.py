@@ -209,8 +209,6 @@ class SequentialReader(Reader):
         source: gives an iterator for each pass.
         preparation: what happens to examples before the echo.
         rank, world: this rank's serials are congruent to ``rank`` modulo ``world``.
-        check_length: told how many examples of all ranks a pass has, once one has ended, where the source
-            has no length of its own.
     """
 
     reads_again = False
@@ -222,10 +220,8 @@ class SequentialReader(Reader):
         *,
         rank: int,
         world: int,
-        check_length: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._source, self._preparation = source, preparation
-        self._check_length: Callable[[int], None] | None = None if source.length is not None else check_length
         self._rank, self._world = rank, world
         # Of the examples iterated over, every so many is this rank's, from this one on.
         self._kept, self._every = (0, 1) if source.set_share(rank, world) else (rank, world)
@@ -311,9 +307,6 @@ class SequentialReader(Reader):
                 f"source: pass {number} over {self._source.name} is empty. If it can be iterated only once, "
                 "use epochs=1 or pass a function that returns a new iterator"
             )
-        if self._check_length is not None:
-            self._check_length(length * self._world // self._every)
-            self._check_length = None
         self._open(number + 1)
         self._source.within = self._iterator is not None
 
@@ -375,7 +368,8 @@ class SequentialReader(Reader):
             return 0
         end = max(self._after(index), opened[-1].first)
         wanted = set(self._counts(needed))
-        mark = self._last_before(min([*wanted, end]), opened)
+        oldest = min([*wanted, end])
+        mark = next(mark for mark in reversed(opened) if mark.count <= oldest)
         if not mark.position:
             self._source.check_restart()
         self._count = mark.count
@@ -387,15 +381,6 @@ class SequentialReader(Reader):
             self._open(opened[-1].number, position=opened[-1].position)
         self._following = opened[-1] if self._iterator is None else None
         return reread
-
-    def _last_before(self, count: int, opened: list[Mark]) -> Mark:
-        mark = next((mark for mark in reversed(opened) if mark.count <= count), None)
-        if mark is None:
-            raise ValueError(
-                f"load_state_dict: example {count} of {self._source.name} lay in the buffer, but the state "
-                f"can only begin at example {opened[0].count}; restore an earlier state, or begin anew"
-            )
-        return mark
 
     def _read_again(self, end: int, wanted: set[int]) -> int:
         """Iterate up to a count, keeping what is wanted; how many examples that was."""

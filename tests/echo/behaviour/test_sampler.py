@@ -102,13 +102,13 @@ def test_one_that_has_a_generator_and_draws_from_the_global_one_is_refused() -> 
 
 
 class Sharded(Dataset):
-    def __init__(self, lengths: list[int], open_shards: int = 1) -> None:
+    def __init__(self, lengths: list[int]) -> None:
         super().__init__(sum(lengths))
-        self.shard_lengths, self.open_shards = lengths, open_shards
+        self.shard_lengths = lengths
 
 
-def sharded(*lengths_and_open: Any) -> dict[str, Any]:
-    return {"source": Sharded(*lengths_and_open), "order": "shards"}
+def sharded(lengths: list[int]) -> dict[str, Any]:
+    return {"source": Sharded(lengths), "order": "shards"}
 
 
 def sampled(rows: range) -> dict[str, Any]:
@@ -116,7 +116,6 @@ def sampled(rows: range) -> dict[str, Any]:
 
 
 ORDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "open shards": (sharded([10] * 4, 4), sharded([10] * 4, 2)),
     "shards": (sharded([10] * 4), sharded([20] * 2)),
     "sampler": (sampled(range(15)), sampled(range(20, 35))),
 }
