@@ -70,13 +70,15 @@ class LoaderCursor(NamedTuple):
 
 
 class Log:
-    """What no seed tells: the bad examples, and how the factors changed. Only appended to while batches come.
+    """The history that no seed determines: bad examples and changes of the factor.
+
+    Iteration only appends to it.
 
     Args:
-        settings: of the loader.
+        settings: settings of the loader.
 
     Attributes:
-        bad: of the examples (or whole batches).
+        bad: bad examples (or whole batches).
         examples, batches: the factors of the two echoes, one of which is 1.
     """
 
@@ -87,13 +89,13 @@ class Log:
         self.batches = Factor(settings.seed + 1, factor if repeats == "batches" else 1.0)
 
     def go_back(self, position: LoaderCursor) -> None:
-        """Forget what was met ahead of a position."""
+        """Remove entries made ahead of a cursor."""
         self.bad.go_back(position.next_index)
         self.examples.go_back(self.examples.before(position.next_index))
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
-        """An iteration begins at a local number, maybe an earlier one, whose bad examples are met again."""
+        """Begin an iteration at a local number; an earlier number meets its bad examples again."""
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
@@ -131,11 +133,11 @@ class Log:
 
 @dataclass
 class Held:
-    """What the buffers hold at a position.
+    """Contents of the buffers at a cursor.
 
     Attributes:
         examples: items in the shuffle buffer.
-        batches: of each fresh batch of which a repeat is to leave, by its number, the items.
+        batches: the items of each fresh batch that still has repeats, by the number of the batch.
     """
 
     examples: Contents = NOTHING
@@ -143,19 +145,19 @@ class Held:
 
     @property
     def serials(self) -> keyed.Items:
-        """The serials behind all of these, one for each use of them; int64 [n]."""
+        """Serials of all items, one for each use; int64 [n]."""
         return np.concatenate([self.examples.items, *self.batches.values()]) >> keyed.ECHO_BITS
 
 
 class Streams:
-    """The streams of examples and of batches of one loader: functions of settings and log.
+    """The streams of examples and of batches of one loader, as functions of its settings and log.
 
     Args:
-        settings: of the loader.
+        settings: settings of the loader.
 
     Attributes:
-        whole: whole batches are examples of a batch size of one, shared out among the ranks by their maker.
-        rank, world: of this loader's serials.
+        whole: the source yields whole batches, treated as examples of batch size 1; the source shards them.
+        rank, world: serials of this loader are congruent to ``rank`` modulo ``world``.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -167,11 +169,11 @@ class Streams:
 
     @property
     def factor(self) -> Factor:
-        """Of whichever echoes."""
+        """The factor of the active echo."""
         return self.log.batches if self.echoes_batches else self.log.examples
 
     def examples(self, position: LoaderCursor) -> Stream:
-        """Of the iteration that a position lies in."""
+        """Return the stream of examples of the iteration that contains a cursor."""
         settings = self._settings
         return Stream(
             settings.seed, settings.shuffle_buffer, self.log.examples, rank=self.rank, world=self.world,
@@ -179,7 +181,7 @@ class Streams:
         )  # fmt: skip
 
     def batches(self, position: LoaderCursor) -> Stream:
-        """Of the iteration that a position lies in, with draws of its own."""
+        """Return the stream of batches of the iteration that contains a cursor."""
         settings = self._settings
         return Stream(
             settings.seed + 1, settings.batch_shuffle_buffer, self.log.batches, rank=self.rank,
@@ -187,7 +189,7 @@ class Streams:
         )  # fmt: skip
 
     def held(self, position: LoaderCursor) -> Held:
-        """What lies in the buffers at a position."""
+        """Return the contents of the buffers at a cursor."""
         if not position.in_pass:
             return Held()
         stream, cursor = self.examples(position), position.examples
@@ -203,7 +205,7 @@ class Streams:
         return held
 
     def _held_numbers(self, position: LoaderCursor) -> list[int]:
-        """The fresh batches of which a repeat is still to leave, rising."""
+        """Numbers of the fresh batches that still have repeats, ascending."""
         if not self.echoes_batches:
             return []
         held = self.batches(position).contents(position.batches).items
@@ -211,7 +213,7 @@ class Streams:
         return numbers
 
     def num_held(self, position: LoaderCursor) -> int:
-        """Distinct fresh examples in the buffers at a position."""
+        """Number of distinct fresh examples in the buffers at a cursor."""
         if self.whole:
             return position.held_examples
         return len(keyed.distinct(self.held(position).serials))

@@ -1,4 +1,7 @@
-"""Counters, timers and DataLoader-compatible attributes of an EchoLoader."""
+"""Counters, timers and DataLoader-compatible attributes of an EchoLoader.
+
+The timers measure R, the ratio of the times upstream and downstream of the echo (paper, section 2).
+"""
 
 import time
 import weakref
@@ -12,20 +15,20 @@ from adaecho.echo.settings import Settings
 from adaecho.echo.state import LoaderCursor
 
 _DECAY = 0.98  # weight of the past at each step: about the last 50 steps count
-_LEAST_STEPS = 5  # before R is told
-_TOGETHER = 10  # steps that enter the sums at once: the loader's counters take a while to read
+_LEAST_STEPS = 5  # before R is known
+_TOGETHER = 10  # steps added to the sums at once, because reading the counters takes a while
 
 
 class Timers:
-    """Smoothed times, sums that forget slowly.
+    """Exponentially smoothed times.
 
-    * ``upstream_s_per_batch``: time per fresh batch of the slowest part of upstream, over as many threads as
-      can work on it at once; waiting for a full queue is not counted.
-    * ``downstream_s_per_step``: the larger of the loader's own work after the echo and the step, the time
-      between two batches that the consumer keeps to itself.
+    * ``upstream_s_per_batch``: seconds per fresh batch of the slowest upstream stage, divided by its number
+      of threads; waits for a full queue do not count.
+    * ``downstream_s_per_step``: the larger of the loader's work after the echo and the step, which is the
+      time that the consumer spends between two batches.
 
     Args:
-        counters: what the loader has done so far.
+        counters: returns the work of the loader so far.
     """
 
     def __init__(self, counters: Callable[[], Counters]) -> None:
@@ -37,22 +40,22 @@ class Timers:
         self._fresh_batches = self._all_steps_s = self._all_steps = 0.0
         self._before: Counters | None = None
         self._returned_at: float | None = None
-        self._asked_s = 0.0  # of the current step, spent waiting for the loader
-        self._step_s, self._steps = 0.0, 0  # since the sums were brought up to date
+        self._asked_s = 0.0  # waiting time within the current step
+        self._step_s, self._steps = 0.0, 0  # since the last update of the sums
 
     def pause(self) -> None:
-        """The current step is interrupted by something else: don't count it."""
+        """Ignore the current step, e.g. during an evaluation."""
         self._sum_up()
         self._before = self._returned_at = None
 
     def waited(self, since: float) -> None:
-        """The consumer has waited for the loader since then."""
+        """Add the time that the consumer has waited for the loader."""
         waited = time.perf_counter() - since
         self.wait_time_s += waited
         self._asked_s += waited
 
     def step(self) -> None:
-        """A batch goes to the consumer: a step has ended and the next one begins."""
+        """Begin a step: the consumer receives a batch."""
         returned_at, self._returned_at = self._returned_at, time.perf_counter()
         asked_s, self._asked_s = self._asked_s, 0.0
         if returned_at is None:
@@ -64,7 +67,7 @@ class Timers:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        before = self._before  # another thread, which asks for a state, may meet a pause
+        before = self._before  # a pause in another thread may clear it
         if not self._steps or before is None:
             return
         now, keep = self._counters(), _DECAY**self._steps
@@ -87,7 +90,7 @@ class Timers:
 
     @property
     def ratio(self) -> float | None:
-        """R; None before it is known."""
+        """R, or None until known."""
         downstream = self.downstream_s_per_step
         enough = self._all_steps >= _LEAST_STEPS * _DECAY**_LEAST_STEPS and self._fresh_batches
         return self.upstream_s_per_batch / downstream if enough and downstream > 0 else None
@@ -120,13 +123,13 @@ class LoaderStats:
     _dataset: Any
     _sampler: Any
     _resumed: bool
-    _newest: "weakref.ref[Any] | None" = None  # of the iterators
+    _newest: "weakref.ref[Any] | None" = None  # the newest iterator
     _next_iteration: int | None
     settings: Settings
 
     @property
     def _iterating(self) -> bool:
-        """Whether the newest iterator has not been given up."""
+        """Whether the newest iterator still exists."""
         return self._newest is not None and self._newest() is not None
 
     @property
@@ -185,10 +188,10 @@ class LoaderStats:
         return streams.factor.before(index)
 
     def _num_batches(self, iteration: int, first_index: int, first_number: int, *, begun: bool) -> int:
-        """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
+        """Number of batches of an iteration that begins at a local number and a number of a fresh batch.
 
         Raises:
-            TypeError: it isn't known.
+            TypeError: it is unknown.
         """
         settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
         reader = self._pipeline.reader
@@ -216,8 +219,8 @@ class LoaderStats:
     def upstream_s_per_batch(self) -> float:
         """Seconds per fresh batch of the slowest stage before the echo, divided by its number of workers.
 
-        A source that is iterated is read by one at a time. Of one that works ahead by itself, as a
-        ``DataLoader`` with workers, it is the time spent waiting: too short with ``num_workers=0``.
+        One thread at a time reads an iterable. For a source with its own read-ahead, e.g. a ``DataLoader``
+        with workers, this is the waiting time, which is too short with ``num_workers=0``.
         """
         return self._clocks.upstream_s_per_batch
 

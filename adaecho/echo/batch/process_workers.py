@@ -1,9 +1,11 @@
-"""Examples in processes of their own: which process has which is known here, what they are only there.
+"""Worker processes that read, cache, decode and augment examples.
 
-Whoever reads an example owns it: keeps it until its last use, and decodes and augments it. Here there are
-tokens in the place of examples: serial and owner in one number, so that all that is decided on identities is
-decided as ever, and batches come bit for bit as they do without processes. What is iterated here is sent to
-the owners.
+The worker that reads an example caches it until its last use. The loader's process handles tokens instead of
+examples: serial and worker in one number. All decisions rest on identities, so batches are bit for bit the
+same as without processes. Examples of an iterable are read here and sent to the workers.
+
+Workers are forked, not spawned: no main script is imported again, and only requests and answers are pickled.
+Large arrays return in memory that both processes map. A worker ends with its pipe, or with its parent.
 """
 
 import copyreg
@@ -36,39 +38,39 @@ from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read.chunks import Reader
 from adaecho.echo.threads import PoolThread, Shutdown, picklable_error
 
-_LEAST_BYTES = 1 << 14  # below, the pipe is as quick
-_LOOK_EVERY_S = 0.5  # whether the parent lives
+_LEAST_BYTES = 1 << 14  # the pipe is as fast for smaller arrays
+_LOOK_EVERY_S = 0.5  # interval between checks that the parent lives
 _END_S = 1.0  # for a process to end by itself
 Handler = Callable[..., Any]
 Ticket = tuple[threading.Lock, threading.Lock]
-"""Held until the answer before, and until this one, has been received."""
+"""Locks that are held until the previous answer, and this one, have been received."""
 
 
 class ProcessDiedError(RuntimeError):
-    """A worker process ended by itself or was killed, whatever example it worked on."""
+    """A worker process exited or was killed."""
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked: on macOS its libraries don't survive it; daemons may have none."""
+    """Whether this process can fork workers. macOS libraries do not survive it; daemons may not."""
     forks = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
     return forks and not multiprocessing.current_process().daemon
 
 
 @dataclass
 class Shared:
-    """An answer whose large arrays lie in the memory of its slot: gone when the slot is used again."""
+    """An answer whose large arrays lie in the memory of its slot, until the slot is used again."""
 
     value: Any
 
 
 class WorkerProcess:
-    """One process, once it is started.
+    """One worker process.
 
     Args:
-        make: gives, in the process, what answers requests there.
-        others: forked before, to whose pipes it must not hold on.
-        slots: of arrays of answers that may be there at once.
-        slot_bytes: of each; a page is committed when it is first written.
+        make: called in the process; returns the handler of requests.
+        others: workers forked before, whose pipes this one must close.
+        slots: number of answers whose arrays may exist at the same time.
+        slot_bytes: bytes of each slot; the system commits a page at its first write.
     """
 
     def __init__(
@@ -86,8 +88,8 @@ class WorkerProcess:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Fork it."""
-        # No interrupt before the process ignores them; Python warns of a fork beside others' threads.
+        """Fork the process."""
+        # Block Ctrl-C until the child ignores it. Python warns of a fork while threads exist.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
@@ -98,21 +100,21 @@ class WorkerProcess:
         self._there.close()
 
     def send(self, slot: int, *request: Any) -> Ticket:
-        """Ask, and receive the answer whatever else happens: not by a thread that may be interrupted."""
+        """Send a request. The caller must receive the answer, so the main thread must not call this."""
         body = _dumps((slot, request))
         with self._sending:
             ticket = self._last, threading.Lock()
             self._last = ticket[1]
             ticket[1].acquire()
-            with suppress(OSError):  # the answer will tell
+            with suppress(OSError):  # ``receive`` reports it
                 self._connection.send_bytes(body)
         return ticket
 
     def receive(self, ticket: Ticket) -> Any:
-        """The answer, or what was raised for it.
+        """Return the answer, or raise the error of its handler.
 
         Raises:
-            ProcessDiedError: there will be none.
+            ProcessDiedError: the process has ended.
         """
         start, (before, turn) = time.perf_counter(), ticket
         before.acquire()
@@ -123,8 +125,9 @@ class WorkerProcess:
                 raise Shutdown from None
             self._process.join(_END_S)
             raise ProcessDiedError(
-                f"a worker process of this EchoLoader ended with exit code {self._process.exitcode}, in "
-                "__getitem__, decode or augment, or killed for want of memory; num_workers=0 runs them here"
+                f"a worker process of this EchoLoader ended with exit code {self._process.exitcode} in "
+                "__getitem__, decode or augment, or was killed for lack of memory; num_workers=0 runs these "
+                "in the main process"
             ) from None
         finally:
             turn.release()
@@ -140,13 +143,13 @@ class WorkerProcess:
         return result.value if isinstance(result, Shared) else result
 
     def kill(self) -> None:
-        """End it in the middle of whatever it does; those who wait for answers give up."""
+        """Kill the process; threads that wait for answers stop."""
         self.closed = True
         if self._process.ident is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End it, once nobody waits for an answer."""
+        """End the process, while no thread waits for an answer."""
         self.closed = True
         self._connection.close()
         if self._process.ident is not None:
@@ -158,7 +161,7 @@ class WorkerProcess:
 def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5, buffer_callback=put)
-    # A tensor would bring all of the memory that it looks at a part of.
+    # Pickle stores all memory behind a tensor, even if the tensor is a view of a part.
     pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda one: one.clone().__reduce_ex__(5)}
     pickler.dump(value)
     return file.getvalue()
@@ -167,15 +170,15 @@ def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None)
 def _serve(
     connection: Any, others: list[Any], memory: Any, slot_bytes: int, make: Callable[[], Handler]
 ) -> None:
-    # These are the parent's. Ignored they would be by the commands, too, that a dataset starts and ends.
+    # The parent handles these signals. SIG_IGN would also apply to commands that a dataset starts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in others:
-        other.close()  # or their ends would not be seen
+        other.close()  # otherwise other workers would not see the end of their pipes
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(0)  # whose threads stayed in the parent
+        sys.modules["cv2"].setNumThreads(0)  # its threads exist only in the parent
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()
@@ -192,12 +195,12 @@ def _serve(
             spans, body = [], _dumps((False, (picklable_error(error), traceback.format_exc().rstrip()), 0.0))
         try:
             connection.send_bytes(pickle.dumps((spans, body)))
-        except OSError:  # nobody is there any more
+        except OSError:  # the parent has closed the pipe
             return
 
 
 def _listen(connection: Any, requests: SimpleQueue[bytes | None], parent: int) -> None:
-    """Take requests as they come, so that who sends them never waits."""
+    """Receive requests at once, so that the sender never waits."""
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
@@ -211,7 +214,7 @@ def _listen(connection: Any, requests: SimpleQueue[bytes | None], parent: int) -
 def _shared(
     memory: mmap.mmap, begin: int, end: int, spans: list[tuple[int, int]]
 ) -> Callable[[pickle.PickleBuffer], bool]:
-    """For a pickler: puts what is large and fits into a slot, and notes where; whether it did not."""
+    """Return a callback for a pickler that moves large arrays into a slot and records their spans."""
 
     def put(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -225,23 +228,23 @@ def _shared(
     return put
 
 
-_MEMORY_BYTES = 1 << 28  # for the arrays of one batch on their way, of which each owner has a part
-_SMALL_BYTES = 1 << 20  # of two batches
+_MEMORY_BYTES = 1 << 28  # for the arrays of one batch in transit, over all workers
+_SMALL_BYTES = 1 << 20  # two batches up to this size are made at once
 
 Tokens = NDArray[np.int64]
-"""Serial and owner of an example, in one number."""
+"""Serial and worker of an example, in one number."""
 
 
-class Contents:
-    """What an owner has, in its process.
+class WorkerStore:
+    """The examples of one worker, in its process.
 
     Args:
-        reader, making: of the loader.
-        resident: the source's rows lie in memory: each use is read, and nothing is kept.
+        reader, making: those of the loader.
+        resident: the source's rows lie in memory, so that each use is read and nothing is cached.
     """
 
     def __init__(self, reader: Reader, making: BatchBuilder, *, resident: bool) -> None:
-        # What draws from the global generators against the rules draws otherwise in each process.
+        # Code that draws from the global generators against the rules must not repeat across workers.
         key = int.from_bytes(os.urandom(8), "little")
         keyed.seed_globally(key, key >> 1)
         reader.go_alone()
@@ -265,7 +268,7 @@ class Contents:
         serials = items >> keyed.ECHO_BITS
         if self._resident:
             examples = singles_of(self._reader.work(self._reader.again(serials)).examples)
-        else:  # writing into one use must not change the others
+        else:  # a write into one use must not change the others
             examples = [
                 self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
                 for serial, is_last in zip(serials.tolist(), last.tolist(), strict=True)
@@ -277,7 +280,7 @@ class Contents:
 
 
 class Sent(NamedTuple):
-    """A batch's requests: its slot, how many examples, and for each owner which of them, and its ticket."""
+    """Requests of a batch: slot, number of examples, and for each worker their indices and the ticket."""
 
     slot: int
     length: int
@@ -285,15 +288,14 @@ class Sent(NamedTuple):
 
 
 class WorkerProcesses:
-    """As many processes as there are workers, in the place of the reader, the pool and the augmentation.
+    """Worker processes in place of the reader, the pool and the augmentation.
 
     Args:
-        number: of processes.
-        world: ranks that share out serials.
-        reader, making: of the loader.
+        number: number of processes.
+        world: number of ranks.
+        reader, making: those of the loader.
         buffered: examples in the buffer before batches.
-        resident: rows in memory; reading them costs nothing and never fails, and need not be done before they
-            are used.
+        resident: rows in memory, read at each use instead of before it.
     """
 
     def __init__(
@@ -309,33 +311,36 @@ class WorkerProcesses:
         self._number, self._reader, self._making, self._world = number, reader, making, world
         self._buffered, self._resident = buffered, resident is not None
         self._example_bytes = 0 if resident is None else resident.example_bytes
-        self._left: dict[int, int] = {}  # uses of each token that are still to leave
+        self._left: dict[int, int] = {}  # remaining uses of each token
         self._all: list[WorkerProcess] = []
         self._choosing, self._closing = threading.Lock(), threading.Lock()
-        self._reads, self._given = [0] * number, [0] * number  # at work, and examples of each so far
+        self._reads, self._given = (
+            [0] * number,
+            [0] * number,
+        )  # reads in progress, and examples so far, of each
         self._slots: SimpleQueue[int] = SimpleQueue()
-        self._num_slots = number + 2  # of threads that make batches, and one that makes some again
+        self._num_slots = number + 2  # threads that make batches, and one that remakes some
         for slot in range(self._num_slots):
             self._slots.put(slot)
 
-    # By the consumer
+    # Called by a thread that no interrupt reaches
 
     def begin(self) -> None:
-        """Fork them. No thread of the loader may be at work."""
+        """Fork the processes. No thread of the loader may be working."""
         reader, making, resident = self._reader, self._making, self._resident
         slot_bytes = _MEMORY_BYTES // self._number // 64 * 64
         for _ in range(self._number):
-            forked = WorkerProcess(
-                lambda: Contents(reader, making, resident=resident), self._all, slots=self._num_slots,
+            worker = WorkerProcess(
+                lambda: WorkerStore(reader, making, resident=resident), self._all, slots=self._num_slots,
                 slot_bytes=slot_bytes,
             )  # fmt: skip
-            self._all.append(forked)  # before an interrupt could lose it
-            forked.start()
+            self._all.append(worker)  # before the start, or an interrupt would lose it
+            worker.start()
 
     def kill(self) -> None:
-        """End them, whatever they do."""
-        for forked in self._all:
-            forked.kill()
+        """Kill the processes."""
+        for worker in self._all:
+            worker.kill()
 
     def close(self) -> None:
         """End the processes, while nobody waits for their answers."""
@@ -343,21 +348,21 @@ class WorkerProcesses:
             while self._all:
                 self._all.pop().close()
 
-    # By threads
+    # Called by threads
 
     def read(self, claim: Any) -> FreshBlock:
-        """What was claimed is read by one of them: tokens."""
+        """Let a worker read a claim; return tokens."""
         serials = claim[0]
-        if self._resident:  # which need not be read before they are used
-            owners = serials // self._world % self._number
-            return FreshBlock(serials, serials * self._number + owners, claim[2])
-        with self._choosing:  # one that is not behind, and has had few
+        if self._resident:
+            workers = serials // self._world % self._number
+            return FreshBlock(serials, serials * self._number + workers, claim[2])
+        with self._choosing:  # the least busy worker, then the one with the fewest examples
             number = min(range(self._number), key=lambda n: (self._reads[n], self._given[n]))
             self._reads[number] += 1
             self._given[number] += len(serials)
         try:
-            forked = self._all[number]
-            fresh: FreshBlock = forked.receive(forked.send(0, "read", claim))
+            worker = self._all[number]
+            fresh: FreshBlock = worker.receive(worker.send(0, "read", claim))
         finally:
             with self._choosing:
                 self._reads[number] -= 1
@@ -368,33 +373,33 @@ class WorkerProcesses:
         return fresh
 
     def batches_at_once(self) -> int:
-        """Two of small examples, of which the crossing costs most; one until the first have been read."""
+        """Number of batches to make at once: two if they are small, where transfer dominates, else one."""
         pair = 2 * self._making.batch_size * self._example_bytes
         return 2 if 0 < pair <= _SMALL_BYTES else 1
 
-    # As a pool, by one thread at a time
+    # The interface of a pool, called by one thread at a time
 
     def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
-        """Each will leave so many times; the tokens [n] are the rows."""
+        """Register tokens [n] with their numbers of uses; tokens serve as rows."""
         self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
         return tokens
 
     def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
-        """Ask for one augmented use of each; in order, so that an owner knows which is the last."""
+        """Request one augmented use of each token, in order, so that a worker knows the last use."""
         last = np.zeros(len(tokens), dtype=bool)  # [n]
         for index, token in enumerate(tokens.tolist()):
             self._left[token] -= 1
             if not self._left[token]:
                 del self._left[token]
                 last[index] = True
-        owners, slot, parts = tokens % self._number, self._slots.get(), []
-        for number in np.unique(owners).tolist():
-            where, forked = np.flatnonzero(owners == number), self._all[number]
-            parts.append((where, forked, forked.send(slot, "made", items[where], last[where])))
+        workers, slot, parts = tokens % self._number, self._slots.get(), []
+        for number in np.unique(workers).tolist():
+            where, worker = np.flatnonzero(workers == number), self._all[number]
+            parts.append((where, worker, worker.send(slot, "made", items[where], last[where])))
         return Sent(slot, len(items), parts)
 
     def augmented(self, _: keyed.Items, sent: Any) -> Examples:
-        """The augmented examples that were asked for."""
+        """Return the requested augmented examples."""
         try:
             return _together(sent.length, _received(sent.parts))
         finally:
@@ -405,11 +410,11 @@ Parts = list[tuple[NDArray[np.int64], Examples]]
 
 
 def _received(sent: list[Any]) -> Parts:
-    """All answers; raises the first error once the others have come."""
+    """Return all answers; raise the first error after all have come."""
     parts, failed = [], None
-    for where, forked, ticket in sent:
+    for where, worker, ticket in sent:
         try:
-            parts.append((where, forked.receive(ticket)))
+            parts.append((where, worker.receive(ticket)))
         except BaseException as error:
             failed = failed or error
     if failed is not None:
@@ -418,7 +423,7 @@ def _received(sent: list[Any]) -> Parts:
 
 
 def _together(length: int, parts: Parts) -> Examples:
-    """Parts of so many examples, each with its places [n], as one."""
+    """Join parts into ``length`` examples by their indices [n]."""
     first = parts[0][1]
     if all(isinstance(p, Columns) and isinstance(first, Columns) and same_layout(p, first) for _, p in parts):
         assert isinstance(first, Columns)

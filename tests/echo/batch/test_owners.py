@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.echo.batch.process_workers import Contents
+from adaecho.echo.batch.process_workers import WorkerStore
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import FreshBlock
 
@@ -29,7 +29,7 @@ class Reader:
 
 def contents(reader: Reader, *, resident: bool = False) -> Any:
     making: Any = SimpleNamespace(length=1, augmented=lambda _, examples: examples)
-    return Contents(reader, making, resident=resident)  # type: ignore[arg-type]
+    return WorkerStore(reader, making, resident=resident)  # type: ignore[arg-type]
 
 
 def use(owner: Any, serials: list[int], last: list[int]) -> Any:

@@ -30,7 +30,7 @@ def test_a_loader_that_failed_begins_a_new_pass_or_where_it_is_endless_goes_on(
         iterator = iter(loader)
         with pytest.raises(ConnectionError):
             taken.extend(batch["label"].tolist() for batch in iterator)
-        goes_on = "begins a new" if epochs else "goes on after the last batch"
+        goes_on = "begins a new" if epochs else "continues after the last batch"
         with pytest.raises(RuntimeError, match=rf"\(ConnectionError\); iter\(loader\) {goes_on}") as caught:
             next(iterator)
         assert isinstance(caught.value.__cause__, ConnectionError)
@@ -51,7 +51,7 @@ def test_two_live_iterators_warn(num_workers: int) -> None:
     with EchoLoader(Dataset(40), 4, num_workers=num_workers) as loader:
         first, second = iter(loader), iter(loader)
         next(second)
-        with pytest.warns(UserWarning, match="one position, which its iterators share"):
+        with pytest.warns(UserWarning, match="iterators of an EchoLoader share one cursor"):
             next(first)
         next(first)  # said once
         del first

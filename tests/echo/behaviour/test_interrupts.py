@@ -273,7 +273,7 @@ def test_a_state_that_another_thread_asks_for_while_a_batch_is_taken_is_that_bef
         assert soon(lambda: loader._taking)
         state = loader.state_dict()
         assert state["fresh_examples"] == 8
-        with pytest.raises(RuntimeError, match="another thread is taking a batch"):
+        with pytest.raises(RuntimeError, match="another thread is requesting a batch"):
             next(iterator)
         source.go.set()
         thread.join(200)
