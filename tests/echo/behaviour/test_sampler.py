@@ -70,17 +70,17 @@ class Given:
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (Given(LENGTH, None), "sampler=Given: it drew two orders for one pass.*generator"),
-        (Given(3, [1, 2]), "sampler=Given: it gave 2 rows, and its length is 3"),
-        (Given(2, [1, 23]), "sampler=Given: it gave row 23 of a source with 23 rows"),
-        (Given(0, []), "sampler=Given: it gives no rows"),
-        (Given(2, [1.5, 2]), "sampler=Given: it must give rows, one whole number after another"),
-        ("rows", "sampler=str: it must give rows"),
+        (Given(LENGTH, None), "sampler=Given: the sampler drew two orders for one pass.*generator"),
+        (Given(3, [1, 2]), "sampler=Given: the sampler yielded 2 rows, but its length is 3"),
+        (Given(2, [1, 23]), "sampler=Given: the sampler yielded row 23 for a source with 23 rows"),
+        (Given(0, []), "sampler=Given: the sampler yields no rows"),
+        (Given(2, [1.5, 2]), "sampler=Given: the sampler must yield rows, each an integer"),
+        ("rows", "sampler=str: the sampler must yield rows"),
         (
             data.BatchSampler(data.SequentialSampler(range(9)), 3, False),
-            r"of a BatchSampler give its sampler, batch",
+            r"for a BatchSampler pass its sampler, batch",
         ),
-        (SAMPLERS["distributed"](), r"=DistributedSampler with world_size=2.*leave the sampler out"),
+        (SAMPLERS["distributed"](), r"=DistributedSampler with world_size=2.*leave out the sampler"),
     ],
 )
 def test_one_that_can_not_be_resumed_or_is_wrong_is_refused(sampler: Any, message: str) -> None:
@@ -97,7 +97,7 @@ class Own(data.RandomSampler):
 
 
 def test_one_that_has_a_generator_and_draws_from_the_global_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="it drew two orders for one pass"):
+    with pytest.raises(ValueError, match="the sampler drew two orders for one pass"):
         EchoLoader(Dataset(LENGTH), 4, sampler=Own(range(LENGTH)))
 
 
@@ -132,7 +132,7 @@ def test_a_state_goes_on_in_no_other_order_of_its_pass(kind: str, echo: str) -> 
     for batches in range(len(first) - 1):  # of the last ones all that remains lies in the buffer
         state = first.state_dict()
         if batches:
-            with pytest.raises(ValueError, match="the order of this pass is another than when"):
+            with pytest.raises(ValueError, match="the order of this epoch differs from the saved"):
                 make(other).load_state_dict(state)
         make(same).load_state_dict(state)
         labels(first, 1) if batches else next(iter(first))

@@ -46,7 +46,7 @@ def test_eight_examples_are_eight(kind: str) -> None:
 
 @pytest.mark.parametrize("batch", ["text", 3, ("train", 3), {"epoch": 3}, torch.zeros(()), object()])
 def test_what_tells_nothing_needs_a_function(batch: Any) -> None:
-    with pytest.raises(ValueError, match="give batch_length="):
+    with pytest.raises(ValueError, match="pass batch_length="):
         next(iter(EchoLoader([batch], None)))
     loader = EchoLoader([batch], None, batch_length=lambda given: 7 if given is not None else 0)
     list(islice(loader, 2))

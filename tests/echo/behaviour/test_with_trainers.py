@@ -88,9 +88,7 @@ def test_beside_under_ddp(on_two_ranks: OnTwoRanks) -> None:
     saw = on_two_ranks("ddp")
     for rank in saw:
         assert rank["again"] == rank["seen"][1]  # after set_epoch(1)
-        assert (
-            "EchoLoader shares out the examples among the ranks itself; leave the sampler" in rank["sampler"]
-        )
+        assert "EchoLoader itself shards the examples; leave out the sampler" in rank["sampler"]
         assert "has no attribute 'sampler'" in rank["its_set_epoch"]
     assert_shared_out([rank["by_sampler"] for rank in saw])
 
