@@ -111,7 +111,7 @@ class Log:
 
     @staticmethod
     def restored(settings: Settings, state: dict[str, Any], position: LoaderCursor) -> "Log":
-        """Return the log of a state. A factor that differs holds for what has not been read yet."""
+        """Return the log of a state. A factor that differs applies to examples that are not read yet."""
         log = Log(settings)
         log.bad.found = json.loads(state["bad_examples"])
         log.bad.numbers = list(state["bad_numbers"])
@@ -306,7 +306,7 @@ def check(state: Any, settings: Settings, length: int | None, permutation: str) 
     refuse(
         version != VERSION,
         f"load_state_dict: the state has format version {version!r}, but this adaecho reads {VERSION}; pass "
-        "what state_dict() of this version returned, or start without load_state_dict",
+        "a state_dict() of this version, or start without load_state_dict",
     )
     settings.check_same(json.loads(state["settings"]), held=bool(state["in_pass"]))
     had, has = (

@@ -115,7 +115,7 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 
 
 class LoaderStats:
-    """Read-only properties. Values refer to the last batch returned, not to what was read ahead."""
+    """Read-only properties. Values refer to the last batch returned; read-ahead does not count."""
 
     _position: LoaderCursor
     _pipeline: Pipeline

@@ -213,18 +213,18 @@ class Functions:
         settings, encoded = self.settings, "place='encoded'"
         refuse(
             self.decode is None,
-            f"{encoded}: without decode= examples are buffered as they come; leave it out",
+            f"{encoded}: without decode= the buffer holds examples in the source's form; leave out place",
         )
         refuse(
             settings.batch_size is None,
-            f"{encoded} with batch_size=None: whole batches are not decoded here",
+            f"{encoded} with batch_size=None: the buffer holds no examples; leave out place",
         )
         pair, otherwise = "", "echo='example_before_augmentation'"
         if not settings.variant.augments_before:
-            pair, otherwise = " and augment=(once, each_time)", "one augment that does both"
+            pair, otherwise = " and augment=(once, each_time)", "a single augment"
         refuse(
             self._augments_before_buffer,
-            f"{encoded} with echo={settings.echo!r}{pair}: what is echoed there is decoded; choose "
+            f"{encoded} with echo={settings.echo!r}{pair}: that echo repeats decoded examples; use "
             f"place='decoded' or {otherwise}",
         )
 

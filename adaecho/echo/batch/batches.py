@@ -24,7 +24,7 @@ from adaecho.echo.order.stage import EchoStage, FreshBlock, Outputs
 from adaecho.echo.order.stream import Cursor, Stream
 from adaecho.echo.state import LoaderCursor
 
-_COLLATE_SEED = 3  # beside the seeds of examples, of batches and of datasets
+_COLLATE_SEED = 3  # added to the seed
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class ExamplePool:
         self._singles: list[Any] = []  # [capacity], if examples differ in shape or type
         self._repeats = np.zeros(0, dtype=np.uint16)  # [capacity], remaining
         # Last in, first out, so that a pool touches no more memory than it needs.
-        self._free = np.empty(0, dtype=np.int32)  # [capacity], rows, of which the first so many are free
+        self._free = np.empty(0, dtype=np.int32)  # [capacity], rows; the first ``_num_free`` are free
         self._num_free = 0
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:

@@ -14,7 +14,7 @@ from adaecho.echo.order import keyed
 
 Rows = NDArray[np.int64]
 
-# A permutation of at least so many rows is computed row by row. A shorter one is an array for each pass:
+# A permutation of at least this many rows is computed row by row. A shorter one is an array for each pass:
 # this preserves the orders of recorded runs and costs little (benchmarks/permutation_length.json).
 LEAST_COMPUTED = 1 << 22
 BLOCK = 4096  # rows computed at once

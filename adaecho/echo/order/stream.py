@@ -243,7 +243,7 @@ class ShuffleBuffer:
         """
         if not self.size or not len(entering):
             return entering, entering_rows
-        items = self._items[slots]  # [n], what leaves
+        items = self._items[slots]  # [n], the items that leave
         rows = self._rows[slots]
         # NumPy sorts 16-bit keys by radix.
         order = np.argsort(slots.astype(np.uint16) if self.size <= 1 << 16 else slots, kind="stable")

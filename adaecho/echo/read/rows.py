@@ -44,7 +44,7 @@ class ArraySource:
         return self.read(rows).examples().__getitem__
 
     def origin(self, row: int) -> str:
-        """What to call an example in a message."""
+        """Name an example in a message."""
         return f"row {row} of the source"
 
 
@@ -121,7 +121,7 @@ class MapSource:
         return self._dataset[row]
 
     def origin(self, row: int) -> str:
-        """What to call an example in a message."""
+        """Name an example in a message."""
         own = getattr(self._dataset, "origin", None)
         return f"example {row} of {self.name}" if own is None else str(own(row))
 

@@ -24,7 +24,7 @@ from adaecho.echo.read.iterables import IterableSource, Position, decoded, encod
 
 _MOST = 1024  # largest number of marks
 _SPACING = 16  # reading from a mark to the oldest needed example adds at most 1/16 to a resume
-_WITNESSED = 16  # one fingerprint for so many examples; one for each batch
+_WITNESSED = 16  # examples per fingerprint; every whole batch has one
 _ENDED = object()
 _KEPT = 1024  # fingerprints, many more than examples read ahead
 _FIRST = 32  # the first examples of a pass all get a fingerprint, for early states
@@ -104,7 +104,7 @@ class ReplayFingerprints:
     """Fingerprints of some examples. One thread adds them while another saves a state.
 
     Args:
-        spacing: one fingerprint for so many examples.
+        spacing: examples per fingerprint.
         world: number of ranks.
 
     Attributes:

@@ -32,8 +32,8 @@ ANSWERS: dict[str, tuple[list[Any], Any, str]] = {
     "num_workers": ([0, 2], -1, "num_workers=-1: must be an integer, at least 0"),
     "prefetch_factor": ([None, 2], 1.5, r"prefetch=0.0: must be an integer, at least 0"),
     "persistent_workers": ([True, False], None, ""),
-    "sampler": ([None, SequentialSampler(range(9))], iter(()), "sampler=tuple_iterator: the sampler has no length"),
-    "batch_sampler": ([None], THREE_BATCHES, r"batch_sampler=BatchSampler: the loader makes batches after the echo.*"
+    "sampler": ([None, SequentialSampler(range(9))], iter(()), "sampler=tuple_iterator: the sampler"),
+    "batch_sampler": ([None], THREE_BATCHES, r"batch_sampler=BatchSampler: the loader makes batches.*"
                       r"EchoLoader\(data_loader, batch_size=None"),
     "pin_memory": ([False], True, "pin_memory=True: device='cuda' pins batches"),
     "pin_memory_device": ([""], "cuda", "pin_memory_device='cuda': device= sets"),
