@@ -153,7 +153,7 @@ def test_a_state_of_all_ranks_needs_as_many() -> None:
             (
                 other,
                 own,
-                "rank was 0 and is 1 now; within an iteration each rank goes on.*state_of_all_ranks",
+                "rank was 0 and is 1 now; within an iteration each rank resumes.*state_of_all_ranks",
             ),
         ):
             with pytest.raises(ValueError, match=message):
