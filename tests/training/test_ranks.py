@@ -385,6 +385,6 @@ def test_the_factor_follows_the_mean_of_the_ranks_ratios(compose_config: Compose
 
 
 def _different_ratios(rank: int) -> None:
-    from adaecho.echo.threads.timers import Timers
+    from adaecho.echo.stats import Timers
 
     Timers.ratio = property(lambda _: 2.0 + 2 * rank)  # type: ignore[method-assign, assignment]

@@ -20,7 +20,7 @@ from adaecho import evaluate
 from adaecho.config.identity import run_id
 from adaecho.config.schema import Config, to_plain
 from adaecho.echo import EchoLoader
-from adaecho.echo.threads.timers import Timers
+from adaecho.echo.stats import Timers
 from adaecho.errors import ConfigError, FolderError
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task

@@ -1,4 +1,4 @@
-"""A batch of any form: its way to the device, beside the training step, and how many examples it holds."""
+"""Batches of any form: copies to a device during the step, and the number of examples."""
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
@@ -6,38 +6,38 @@ from typing import Any
 
 import torch
 
-from adaecho.echo.memory.tree import children, with_children
+from adaecho.echo.memory.pytree import children, with_children
 
 
 class ToDevice:
-    """Moves batches in the loader's threads.
+    """Copies batches to a device in the loader's threads.
 
-    On CUDA a batch is pinned and copied on a stream of its own, so that the copy runs beside the step on the
-    batch before. A batch echo repeats what lies on the device already.
+    For CUDA it pins a batch and copies it on a separate stream, during the step on the previous batch. Batch
+    echo repeats batches on the device.
 
     Args:
-        device: where to; None leaves batches as they are.
+        device: target device; None leaves batches unchanged.
 
     Raises:
-        ValueError: torch knows no such device, or doesn't find it.
+        ValueError: torch does not know the device, or does not find it.
     """
 
     def __init__(self, device: str | torch.device | None) -> None:
         try:
             self._device = None if device is None else torch.device(device)
         except RuntimeError as error:
-            raise ValueError(f"device={device!r}: torch knows no such device ({error})") from error
+            raise ValueError(f"device={device!r}: unknown to torch ({error})") from error
         self._cuda = self._device is not None and self._device.type == "cuda"
         if self._device is not None and not _is_found(self._device):
             kind = self._device.type.upper()
-            raise ValueError(f"device='{device}': torch finds no {kind} device here; give None, or 'cpu'")
+            raise ValueError(f"device='{device}': torch finds no {kind} device; pass None, or 'cpu'")
         if self._device == torch.device("cuda"):
-            # The current one of this thread: that of the loader's threads would be the first.
+            # This thread's current device: in the loader's threads it would be the first device.
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
 
     def move(self, batch: Any) -> Any:
-        """The batch there, complete; called by the loader's threads."""
+        """Return the batch on the device; called by the loader's threads."""
         if self._device is None:
             return batch
         if not self._cuda:
@@ -46,17 +46,17 @@ class ToDevice:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             moved = on_tensors(batch, self._copy)
-        # This thread waits, not the consumer's.
+        # The loader's thread waits, not the consumer.
         self._stream.synchronize()
         return moved
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        # What lies on a device already can't be pinned.
+        # torch pins CPU tensors only.
         pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
         return pinned.to(self._device, non_blocking=True)
 
     def received(self, batch: Any) -> None:
-        """Called by the consumer's thread: the memory is in use on its stream from here on."""
+        """Record, in the consumer's thread, that its stream uses the memory."""
         if not self._cuda:
             return
         stream = torch.cuda.current_stream(self._device)
@@ -76,10 +76,10 @@ def _is_found(device: torch.device) -> bool:
 
 
 def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
-    """A batch of the same form with the result of a call for each tensor; what is no tensor stays.
+    """Apply a function to each tensor of a batch; other parts stay unchanged.
 
     Raises:
-        ValueError: it is a mapping of a kind that can't be made again.
+        ValueError: the batch is a mapping of a class that cannot be rebuilt.
     """
     if isinstance(batch, torch.Tensor):
         return call(batch)
@@ -88,29 +88,27 @@ def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
         return with_children(batch, [on_tensors(part, call) for _, part in children(batch)])
     if isinstance(batch, Mapping):
         raise ValueError(
-            f"device=: a batch that is a {type(batch).__name__} can't be made again from its fields; make it "
-            "a dict or a UserDict, or leave device out"
+            f"device=: a batch of class {type(batch).__name__} cannot be rebuilt from its fields; return a "
+            "dict or a UserDict, or leave out device"
         )
     return batch
 
 
 def batch_length(batch: Any) -> int:
-    """Examples in a batch.
+    """Return the number of examples in a batch.
 
     * An array or tensor: its leading length.
-    * A mapping or a tuple, whose parts are columns: that of the first array; without one, of the first
-      mapping, tuple or list, where a tuple or list has one entry for each example. Numbers and text tell
-      nothing.
-    * A list: the leading length that all arrays in it share, which is what ``default_collate`` makes;
-      else its entries are the examples.
+    * A mapping or tuple of columns: the leading length of the first array. Without arrays: the length of the
+      first mapping, tuple or list, with one entry for each example.
+    * A list: the leading length that all its arrays share, as ``default_collate`` makes; else its length.
 
     Raises:
-        ValueError: none of these tells.
+        ValueError: none of these applies.
     """
     length = _length(batch)
     if length is None:
         raise ValueError(
-            f"source: can't tell how many examples are in a batch that is a {type(batch).__name__}; give "
+            f"source: the number of examples in a batch of class {type(batch).__name__} is unknown; pass "
             "batch_length=, a function of the batch"
         )
     return length
@@ -141,6 +139,6 @@ def _of_columns(columns: Iterable[Any]) -> int | None:
 
 
 def _leading_lengths(values: Iterable[Any]) -> list[int]:
-    """The leading lengths of the arrays among them."""
+    """Leading lengths of the arrays in a sequence."""
     shapes = [getattr(value, "shape", None) for value in values]
     return [int(shape[0]) for shape in shapes if isinstance(shape, tuple) and len(shape)]

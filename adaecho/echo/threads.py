@@ -1,15 +1,16 @@
-"""Background threads: ordered, bounded, parallel maps that can pause and end.
+"""Background threads: ordered, bounded, parallel maps that can pause and stop.
 
-Reading, decoding and NumPy or torch kernels release the interpreter's lock; Python that holds it works in
-processes (``threads.processes``), for whose answers these threads wait.
+Threads suit reading, decoding and kernels of NumPy or torch, which release the GIL. Code that holds the GIL
+runs in processes (``batch.process_workers``), and these threads wait for the answers.
 
-They are crash-only. A signal handler's exception, e.g. KeyboardInterrupt, may come up in the main thread
-between any two calls. So that thread takes no lock that a worker takes: it sets flags, and speaks to workers
-by queues written in C, of which each call happens or does not. After an interrupt all of them are told to
-stop, and others begin at the consumer's position.
+An interrupt may raise KeyboardInterrupt in the main thread between any two calls. So the main thread takes no
+lock that a worker takes. It sets flags and uses ``SimpleQueue``, whose calls are atomic. After an interrupt
+all threads stop, and new ones begin at the cursor.
 """
 
+import _thread
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -20,23 +21,23 @@ from typing import Any, Generic, TypeVar
 Claim = TypeVar("Claim")
 Result = TypeVar("Result")
 Outcome = tuple[bool, Any]
-"""Whether it came to its end, and the result or the error."""
+"""Whether the work succeeded, and its result or error."""
 
 _WAKE, _END = object(), object()
-_LOOK_EVERY_S = 0.005  # at a flag, while a thread rests or is waited for
+_LOOK_EVERY_S = 0.005  # interval between checks of a flag
 
 
-class Stopped(BaseException):  # a signal between threads that no handler of errors should catch
-    """The threads are to end: whatever was asked for will not come."""
+class Shutdown(BaseException):  # a signal between threads that no handler of errors should catch
+    """The threads stop, so the requested result will not come."""
 
 
 class PoolThread(threading.Thread):
     """A thread of a pool.
 
     Attributes:
-        working: rather than waiting for something; where a pause begins it is waited for.
-        ended: nothing is left to do.
-        elsewhere_s: of the piece of work in hand, what processes were busy with it beyond the wait for them.
+        working: whether the thread works rather than waits; a pause waits for it.
+        ended: whether the thread has no more work.
+        elsewhere_s: seconds that processes worked on the current piece, minus the wait for them.
     """
 
     def __init__(self, pool: "ThreadPool", serve: Callable[["PoolThread"], None], name: str) -> None:
@@ -45,41 +46,37 @@ class PoolThread(threading.Thread):
         self.working = self.ended = False
         self.elsewhere_s = 0.0
 
+    def start(self) -> None:
+        """Start from another thread: an interrupt while ``Thread.start`` waits breaks the lock it holds."""
+        _thread.start_new_thread(super().start, ())
+
     def run(self) -> None:
         self._pool.threads.append(self)
         try:
-            with suppress(Stopped):
+            with suppress(Shutdown):
                 self._serve(self)
         finally:
             self.working, self.ended = False, True
 
     def begin_work(self) -> None:
-        """Begin to work, once there is no pause; raises Stopped where the pool has been stopped."""
+        """Begin to work after any pause; raise Shutdown if the pool has stopped."""
         self.working = True
         while self._pool.paused_by is not None and not self._pool.stopping:
             self.working = False
             time.sleep(_LOOK_EVERY_S)
             self.working = True
         if self._pool.stopping:
-            raise Stopped
-
-    def rest(self, seconds: float) -> None:
-        """Sleep, e.g. before another try of a transfer; raises Stopped where the pool has been stopped."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and not self._pool.stopping:
-            time.sleep(min(left, _LOOK_EVERY_S))
-        if self._pool.stopping:
-            raise Stopped
+            raise Shutdown
 
 
 class ThreadPool:
-    """The threads of some maps, which begin, pause and end together.
+    """Threads of several maps, which start, pause and stop together.
 
     Attributes:
-        maps: whose threads these are.
-        threads: that have begun.
-        stopping: whether they are to end.
-        paused_by: the thread that has asked for a pause.
+        maps: the maps.
+        threads: the threads that have started.
+        stopping: whether the threads must end.
+        paused_by: id of the thread that requested a pause, or None.
     """
 
     def __init__(self) -> None:
@@ -87,7 +84,7 @@ class ThreadPool:
         self.threads: list[PoolThread] = []
         self.stopping = False
         self.paused_by: int | None = None
-        self._process: int | None = None  # in which the threads have been started
+        self._process: int | None = None  # that started the threads
 
     def start(self, ordered: "OrderedMap[Any, Any]") -> None:
         """Start the threads of a map."""
@@ -95,32 +92,40 @@ class ThreadPool:
         for _ in range(ordered.wanted):
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
 
-    def apart(self, work: Callable[[], Result]) -> Result:
-        """The result of work by a thread of the pool: an interrupt may come to this one, and ends no work."""
+    def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
+        """Return the result of ``work()``, called in a thread of the pool.
+
+        Python raises KeyboardInterrupt in the main thread only, so an interrupt cannot cut the work short.
+        A stop prevents work that has not begun, unless ``after_stop`` is set.
+        """
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
 
         def worked(thread: PoolThread) -> None:
             try:
-                thread.begin_work()
+                if not after_stop:
+                    thread.begin_work()
                 outcomes.put((True, work()))
             except BaseException as error:
                 outcomes.put((False, error))
 
         self._process = os.getpid()
-        PoolThread(self, worked, "adaecho-begin").start()
+        try:
+            PoolThread(self, worked, "adaecho-work").start()
+        except RuntimeError:  # no thread can be started while the interpreter exits
+            return work()
         good, result = outcomes.get()
         if not good:
             raise result
         return result  # type: ignore[no-any-return]
 
     def stop(self) -> None:
-        """Let every thread end once the work in its hands is done."""
+        """Let every thread end after its current work."""
         self.stopping = True
         for ordered in self.maps:
             ordered.wake()
 
     def join(self, wait_s: float | None = None) -> bool:
-        """Wait for the threads after ``stop``, so long at most; whether all have ended."""
+        """Wait up to ``wait_s`` for the threads after ``stop``; return whether all have ended."""
         deadline, here = None if wait_s is None else time.monotonic() + wait_s, threading.current_thread()
         while self.started_here and not all(one.ended or one is here for one in list(self.threads)):
             if deadline is not None and time.monotonic() > deadline:
@@ -129,13 +134,13 @@ class ThreadPool:
         return True
 
     def pause(self) -> None:
-        """Return once no thread works; those that wait go on waiting until ``resume``."""
+        """Return when no thread works. Threads start no further work until ``resume``."""
         try:
             if self.paused_by is None:
                 self.paused_by = threading.get_ident()
             while any(thread.working for thread in list(self.threads)):
                 time.sleep(_LOOK_EVERY_S)
-        except BaseException:  # Ctrl-C: the caller may go on, and must not wait for a resume
+        except BaseException:  # Ctrl-C: the caller may continue without a resume
             self.resume()
             raise
 
@@ -144,41 +149,41 @@ class ThreadPool:
         self.paused_by = None
 
     def resume_for_caller(self) -> None:
-        """End a pause if the thread that made it asks for a batch: it would wait for ever.
+        """End a pause if the pausing thread requests a batch, since it would wait forever.
 
-        So an interrupt that falls into the end of a pause leaves nobody paused.
+        An interrupt at the end of a pause therefore leaves no thread paused.
         """
         if self.paused_by == threading.get_ident():
             self.resume()
 
     @property
     def started_here(self) -> bool:
-        """Whether this process has started threads; one that was forked from it has none of them."""
+        """Whether this process started threads. A forked child has none of them."""
         return self._process == os.getpid()
 
     def check_process(self) -> None:
-        """Raises RuntimeError in a process that was forked from the one with the threads."""
+        """Raise RuntimeError in a child forked from the process with the threads."""
         if self._process is not None and not self.started_here:
             raise RuntimeError(
-                f"this EchoLoader began to iterate in process {self._process}, from which this one was "
-                "forked, and its threads stayed there; make a loader in this process, or start it before the "
-                "first batch or by the start method 'spawn'"
+                f"this process was forked from process {self._process}, where this EchoLoader began to "
+                "iterate; its threads do not exist here; create a loader in this process, or start the "
+                "process before the first batch, or with the start method 'spawn'"
             )
 
 
 class InlineMap(Generic[Claim, Result]):
-    """``work(claim())``, in the thread that asks.
+    """``work(claim())`` in the calling thread.
 
     Args:
-        claim: the next piece of work, or None when there is no more; called by one thread at a time.
-        work: what to do with it; called in parallel.
+        claim: returns the next piece of work, or None after the last; called by one thread at a time.
+        work: processes a piece; called in parallel.
 
     Attributes:
-        wanted: threads.
-        at_once: pieces that can be worked on at once.
-        claim_s, work_s: in which it was busy.
-        blocked_s: of those who waited here.
-        upstream: whom claims wait for: that time is not busy.
+        wanted: number of threads.
+        at_once: pieces processed in parallel.
+        claim_s, work_s: seconds spent in each.
+        blocked_s: seconds that callers waited.
+        upstream: the map whose results claims wait for; that wait does not count as work.
     """
 
     wanted = at_once = 1
@@ -210,15 +215,15 @@ class InlineMap(Generic[Claim, Result]):
 
 
 class OrderedMap(InlineMap[Claim, Result]):
-    """``work(claim())`` in several threads, delivered in the order of the claims.
+    """``work(claim())`` in several threads, with results in the order of the claims.
 
     Args:
-        pool: what the threads belong to.
-        claim, work: as of ``InlineMap``.
-        threads: how many.
-        at_once: pieces that can be worked on at once; by default as many.
-        window: pieces claimed and not yet delivered, at most.
-        name: of the threads.
+        pool: pool of the threads.
+        claim, work: as in ``InlineMap``.
+        threads: number of threads.
+        at_once: pieces processed in parallel; by default the number of threads.
+        window: largest number of pieces claimed but not yet delivered.
+        name: name of the threads.
     """
 
     def __init__(
@@ -235,22 +240,22 @@ class OrderedMap(InlineMap[Claim, Result]):
         super().__init__(claim, work)
         self._pool, self.wanted, self.name = pool, threads, name
         self.at_once = at_once or threads
-        self._turn, self._ended = threading.Lock(), False  # held by the thread that claims
-        self._pieces: SimpleQueue[Any] = SimpleQueue()  # of each claim, in order, where its outcome comes
-        self._room: SimpleQueue[Any] = SimpleQueue()  # one for each piece that may be claimed
+        self._turn, self._ended = threading.Lock(), False  # the lock is held by the claiming thread
+        self._pieces: SimpleQueue[Any] = SimpleQueue()  # a queue for the outcome of each claim, in order
+        self._room: SimpleQueue[Any] = SimpleQueue()  # one entry for each piece that may be claimed
         for _ in range(max(window, 1)):
             self._room.put(None)
         pool.maps.append(self)
 
     def wake(self) -> None:
-        """Let those who wait see that there is a stop."""
+        """Wake waiting threads so that they see a stop."""
         self._pieces.put(_WAKE)
         self._room.put(_WAKE)
 
     def get(self) -> Result | None:
-        """The next result; None after the last. Raises what claim or work raised for it, or Stopped.
+        """Return the next result, or None after the last. Raise the error of its claim or work, or Shutdown.
 
-        A thread of the same pool pauses and stops with it while it waits.
+        While a thread of the same pool waits here, a pause or stop of the pool applies to it.
         """
         start, thread = time.perf_counter(), threading.current_thread()
         if isinstance(thread, PoolThread):
@@ -261,7 +266,7 @@ class OrderedMap(InlineMap[Claim, Result]):
             thread.begin_work()
         self.blocked_s += time.perf_counter() - start
         if result is _END:
-            self._put_end(True, _END)  # for whoever asks again
+            self._put_end(True, _END)  # for further calls
             return None
         self._room.put(None)
         if not good:
@@ -272,7 +277,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         while not self._pool.stopping:
             if (taken := queue.get()) is not _WAKE:
                 return taken
-        raise Stopped
+        raise Shutdown
 
     def _put_end(self, good: bool, result: Any) -> None:
         piece: SimpleQueue[Outcome] = SimpleQueue()
@@ -280,13 +285,13 @@ class OrderedMap(InlineMap[Claim, Result]):
         self._pieces.put(piece)
 
     def serve(self, thread: PoolThread) -> None:
-        """Pieces of work, until the last one or a stop."""
+        """Process pieces until the last one or a stop."""
         spent_s: float | None = 0.0
         while spent_s is not None:
             spent_s = self._serve_one(thread, spent_s)
 
     def _serve_one(self, thread: PoolThread, spent_s: float) -> float | None:
-        """Work on the next piece; the seconds spent, None where there is no more."""
+        """Process the next piece; return the seconds spent, or None if there is no more work."""
         piece: SimpleQueue[Outcome] = SimpleQueue()
         with self._turn:
             self.work_s += spent_s
@@ -306,7 +311,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         try:
             thread.begin_work()
             claim = self._claimed_next()
-        except Stopped:
+        except Shutdown:
             raise
         except BaseException as error:
             self._ended = True
@@ -316,3 +321,14 @@ class OrderedMap(InlineMap[Claim, Result]):
             self._ended = True
             self._put_end(True, _END)
         return claim
+
+
+def picklable_error(error: Exception) -> Exception:
+    """Return the error, or a RuntimeError with the same message if pickle cannot send it."""
+    try:
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        copied = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            copied.add_note(note)
+        return copied
