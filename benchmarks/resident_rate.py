@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from adaecho.models.cifar_resnet import cifar_resnet
-from adaecho.models.normalise import Normalise
 from torch import nn
 
 from adaecho import EchoLoader
+from adaecho.models.images import Normalise, cifar_resnet
 from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
 
