@@ -56,7 +56,7 @@ def test_the_figures_in_the_repository_are_those_that_a_page_shows() -> None:
 
 
 def test_the_readme_is_short_and_begins_with_code_to_copy() -> None:
-    assert len(README.split()) <= 900
+    assert len(README.split()) <= 800
     assert "EchoLoader(" in "\n".join(README.splitlines()[:45])
 
 

@@ -2,7 +2,7 @@
 
 From checkpoints along a run without echoing three kinds of branches continue: with new examples, with each
 echo variant at e, and with e times as many new examples, which take as many steps as the echoed branch. The
-rule is in equal_steps.md beside this file. Each run is kept in a file of its own, so that the same command
+rule is in README.md beside this file. Each run is kept in a file of its own, so that the same command
 goes on after an interruption; once all have ended it writes the tables.
 """
 

@@ -1,4 +1,4 @@
-"""What 80 % costs by the ends of decays: ``python -m experiments.schedule_clock.ends``. The rule: ends.md."""
+"""Cost of 80 % at the ends of decays: ``python -m experiments.schedule_clock.ends``. The rule: README.md."""
 
 import argparse
 import math

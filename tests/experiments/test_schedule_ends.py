@@ -53,7 +53,7 @@ def test_costs_above_the_baselines_are_said_to_be_more() -> None:
 def test_the_page_says_what_another_road_makes_of_the_records() -> None:
     runs = read_rows(ROOT / "results/schedule_ends/cifar10/trials.json")
     assert Counter(run["seed"] for run in runs) == dict.fromkeys({run["seed"] for run in runs}, 9)
-    page = (ROOT / "experiments/schedule_clock/ends.md").read_text()
+    page = (ROOT / "experiments/schedule_clock/README.md").read_text()
 
     def at_target(factor: int, without: int | None = None) -> float:
         ours = [run for run in runs if run["echo_factor"] == factor and run["seed"] != without]
