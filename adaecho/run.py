@@ -27,7 +27,7 @@ from adaecho.records.wandb_mirror import exported
 _PACKAGE = Path(__file__).resolve().parent
 # A checkout has the configs next to the package, an installed wheel inside it.
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
-_CONTINUE = "the same command (without fresh=true) continues the run"
+_CONTINUE = "the same command (without restart=true) continues the run"
 
 schema.register()
 

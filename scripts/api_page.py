@@ -22,12 +22,12 @@ without notice. For commands, see [Framework](framework.md), [Sweeps](sweeps-and
 _NAMES = {
     "adaecho": "EchoLoader* AdaScale* TarShards",
     "adaecho.headroom": "watch Watch*",
-    "adaecho.transforms.photographs": "DecodeImage RandomResizedCrop CentreCrop",
+    "adaecho.transforms.photographs": "DecodeImage RandomResizedCrop CenterCrop",
     "adaecho.transforms.small_images": "PadCropFlip",
     "adaecho.tasks.boxes": "SSDAugment ResizeWithBoxes collate_boxes",
     "adaecho.tasks.base": "Task",
     "adaecho.config.tasks": "TaskConfig",
-    "adaecho.datasets.split": "Rows hold_out hold_out_rows",
+    "adaecho.datasets.split": "Subset train_validation_split split_indices",
     "adaecho.errors": "UserError ConfigError DataError FolderError",
 }
 PUBLIC = {

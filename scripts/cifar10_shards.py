@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 
 from adaecho.datasets import cifar10
-from adaecho.datasets.split import Arrays, hold_out
+from adaecho.datasets.split import Arrays, train_validation_split
 from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import report_errors
 from adaecho.records.files import folder_errors
@@ -35,7 +35,7 @@ def write_shards(
         DataError: the data can't be read.
     """
     stored = cifar10.find(data, decode)
-    train, validation = hold_out(
+    train, validation = train_validation_split(
         stored.read("train", BadExampleBudget(0)), validation_examples, seed=split_seed
     )
     into.mkdir(parents=True, exist_ok=True)

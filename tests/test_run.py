@@ -127,7 +127,7 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     assert "Traceback" not in err
     assert "preempted" in out
     assert "ending after this step" in err
-    assert "the same command (without fresh=true) continues" in err
+    assert "the same command (without restart=true) continues" in err
     stopped = json.loads(Path("run/summary.json").read_text())
     assert stopped["status"] == "preempted"
     signal_at(monkeypatch, stopped["steps"] + 5, signal.SIGINT)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from adaecho import evaluate, show
-from adaecho.datasets.split import hold_out
+from adaecho.datasets.split import train_validation_split
 from adaecho.errors import UserError
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
@@ -73,7 +73,7 @@ class _Perfect(nn.Module):
 def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> None:
     task = build_task(compose_config("task=digits"))
     assert task.pictures is not None
-    _, held_out = hold_out(read_digits(), 360, seed=0)
+    _, held_out = train_validation_split(read_digits(), 360, seed=0)
     labels = torch.from_numpy(held_out["label"])
     (only,) = task.pictures(_Perfect(labels), 5, torch.device("cpu"))
     right = int(labels[2])

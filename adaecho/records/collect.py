@@ -69,7 +69,7 @@ def trial_row(
         **({"positions": positions} if positions else {}),
         "target_metric": config["target"]["metric"],
         "target_value": config["target"]["value"],
-        "target_in_a_row": config["target"].get("in_a_row", 1),  # the first records lack this key
+        "target_in_a_row": config["target"]["consecutive"],
         **{f"to_target_{cost}": to_target.get(cost) for cost in COSTS},
         "best_value": (summary.get("best") or {}).get("value"),
         **{cost: summary.get(cost) for cost in COSTS},

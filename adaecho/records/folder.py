@@ -91,7 +91,7 @@ class RunFolder:
         overrides: Sequence[str] = (),
         environment: dict[str, Any] | None = None,
         *,
-        fresh: bool = False,
+        restart: bool = False,
     ) -> None:
         """Begin a new run, or continue the run in the folder if its config allows it.
 
@@ -100,14 +100,14 @@ class RunFolder:
                 differ from the recorded config, and budgets may be larger.
             overrides: the overrides that the user typed.
             environment: see ``records.environment``; the previous ones stay under ``earlier``.
-            fresh: first rename a folder that contains a run to ``<name>.old-<n>``.
+            restart: first rename a folder that contains a run to ``<name>.old-<n>``.
 
         Raises:
             FolderError: the folder contains a different run (with a diff), a larger budget, or no config.
         """
         self._check_writer()
         has_records = any(path.exists() for path in (self._config, self._metrics, self._summary))
-        if fresh and has_records:
+        if restart and has_records:
             self.moved_to = move_aside(self.path)
             self._lock.release()
             self._lock.acquire()
@@ -129,9 +129,7 @@ class RunFolder:
     def _check_same(self, config: dict[str, Any]) -> None:
         """Raise a FolderError with a diff if the folder contains a run with a different config."""
         recorded = self.read_config()
-        remedy = (
-            "choose another folder (hydra.run.dir=...), or start over with fresh=true, which renames this one"
-        )
+        remedy = "choose another folder (hydra.run.dir=...), or restart=true, which renames this one"
         if recorded is None:
             raise FolderError(f"{self.path}: contains records, but no config.yaml; {remedy}")
         if lines := changes(recorded, config):

@@ -84,7 +84,7 @@ def headline(state: SweepState) -> list[str]:
     """Return the size of the sweep, and the searched keys."""
     left, arms = len(state.missing()), state.design.arms
     searches = f" x {state.design.repeats} searches" if state.design.repeats > 1 else ""
-    over = "" if left else " (fresh=true starts over)"
+    over = "" if left else " (restart=true starts over)"
     trials = counted(len(state.wanted()), "trial")
     lines = [f"{state.folder}: {counted(len(arms), 'arm')}{searches}, {trials}, {left} to run{over}"]
     searched = Counter(axis.key for arm in arms for axis in arm.axes)

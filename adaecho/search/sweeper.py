@@ -50,7 +50,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         lock = FolderLock(folder)
         lock.acquire()
         stack.callback(lock.release)
-        if config.fresh and (folder / "design.json").exists():
+        if config.restart and (folder / "design.json").exists():
             move_aside(folder)
             lock.release()
             lock.acquire()

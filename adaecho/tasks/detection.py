@@ -15,7 +15,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets.coco import read_both
 from adaecho.datasets.scenes import SIDE, make_scenes
-from adaecho.datasets.split import hold_out_rows, refuse_number
+from adaecho.datasets.split import refuse_number, split_indices
 from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, about_one_example
 from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
@@ -72,7 +72,7 @@ def _coco(config: Config, options: CocoOptions) -> Parts:
     train, held_out, lists = read_both(path, bad)
     files = [*lists, *train.files, *(() if held_out is None else held_out.files)]
     if held_out is None:
-        rows, out = hold_out_rows(len(train), number, seed=config.data.split_seed)
+        rows, out = split_indices(len(train), number, seed=config.data.split_seed)
         train, held_out = train.take(np.sort(rows).tolist()), train.take(out.tolist())
     else:
         refuse_number(number, path)

@@ -20,18 +20,18 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
     """The arguments of ``EchoLoader`` that do not concern echoing.
 
     Raises:
-        ConfigError: ``echo.split`` needs a task with ``augment_parts``.
+        ConfigError: ``echo.split_augmentation`` needs a task with ``augment_parts``.
     """
-    if config.echo.split and task.augment_parts is None:
+    if config.echo.split_augmentation and task.augment_parts is None:
         raise ConfigError(
-            f"echo.split=true: task {task.name} has no augment_parts; use digits, cifar10 or imagenet, give "
-            "your Task augment_parts, or remove echo.split"
+            f"echo.split_augmentation=true: task {task.name} has no augment_parts; use digits, cifar10 or "
+            "imagenet, give your Task augment_parts, or remove echo.split_augmentation"
         )
     return {
         "source": task.source,
         "batch_size": config.batch_size,
         "decode": task.decode,
-        "augment": task.augment_parts if config.echo.split else task.augment,
+        "augment": task.augment_parts if config.echo.split_augmentation else task.augment,
         "collate": task.collate,
         "place": config.echo.place,
         **{key: getattr(config.data, key) for key in _DATA_KEYS},

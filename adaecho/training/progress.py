@@ -60,9 +60,9 @@ def is_at_chance(
 ) -> bool:
     """Whether ``target.chance_share`` of the budget is read and no evaluation was better than chance."""
     target, budget = config.target, config.max_fresh_examples
-    if target.chance is None or budget is None or fresh_examples < target.chance_share * budget:
+    if target.chance_level is None or budget is None or fresh_examples < target.chance_share * budget:
         return False
-    return best is None or not is_better(direction, best["value"], target.chance)
+    return best is None or not is_better(direction, best["value"], target.chance_level)
 
 
 def budget_spent(config: Config, steps: int, fresh_examples_ahead: float, train_time_s: float) -> bool:

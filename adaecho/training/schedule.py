@@ -11,9 +11,9 @@ class Schedule:
 
     ``constant`` is ``peak``. ``linear_decay`` falls linearly from ``peak`` to ``peak / decay_factor`` over
     its duration, then stays constant (paper, footnote 6). ``cosine`` falls between the same values by half a
-    wave (I. Loshchilov and F. Hutter, "SGDR", 2017, without restarts). ``drops`` divides by ``drop_factor``
-    at the first drop and again after the gap (paper, section 3.1, for SSD). A warm-up over n steps multiplies
-    the k-th of them by k/n.
+    wave (I. Loshchilov and F. Hutter, "SGDR", 2017, without restarts). ``step_decay`` divides by
+    ``milestone_factor`` at the first milestone and again after the gap (paper, section 3.1, for SSD). A
+    warm-up over n steps multiplies the k-th of them by k/n.
 
     Args:
         config: shape and durations.
@@ -28,7 +28,7 @@ class Schedule:
         self._config, self._peak, self._steps_per_epoch = config, peak, steps_per_epoch
         self._warmup = self._steps("warmup") or 0.0
         self._decay = self._steps("decay") or 0.0  # check_schedule demands it for shapes that use it
-        self._first_drop, self._gap = self._steps("first_drop") or 0.0, self._steps("drop_gap")
+        self._first_milestone, self._gap = self._steps("first_milestone") or 0.0, self._steps("milestone_gap")
 
     def _steps(self, name: str) -> float | None:
         epochs: float | None = getattr(self._config, f"{name}_epochs")
@@ -46,7 +46,7 @@ class Schedule:
         """The learning rate of the next update.
 
         Args:
-            position: completed updates, or fresh examples over the batch size, as ``schedule.counts`` says;
+            position: completed updates, or fresh examples over the batch size, as ``schedule.unit`` says;
                 with AdaScale the integer part of the scale-invariant steps.
             updates: completed updates for the warm-up, if ``position`` counts fresh examples: these fill the
                 buffer before the first update.
@@ -59,8 +59,8 @@ class Schedule:
             if self._config.shape == "cosine":
                 done = (1 - math.cos(math.pi * done)) / 2
             return rate * (1.0 - done * (1.0 - 1.0 / self._config.decay_factor))
-        if self._config.shape == "drops":
-            second = None if self._gap is None else self._first_drop + self._gap
-            drops = sum(at is not None and position >= at for at in (self._first_drop, second))
-            return rate / self._config.drop_factor**drops
+        if self._config.shape == "step_decay":
+            second = None if self._gap is None else self._first_milestone + self._gap
+            milestones = sum(at is not None and position >= at for at in (self._first_milestone, second))
+            return rate / self._config.milestone_factor**milestones
         return rate

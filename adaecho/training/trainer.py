@@ -202,8 +202,8 @@ class Trainer:
         set_rate(self.optimizer, self.learning_rate())
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._mean_loss.backward(self._split(batch))
-        if self.config.optimizer.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm)
+        if self.config.optimizer.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
         self._update()
         if self.average is not None:
             self.average.update_parameters(self.model)
@@ -225,7 +225,7 @@ class Trainer:
         """The learning rate of the next step, before AdaScale's gain."""
         if self.adascale is not None and self._is_scaled:
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
-        if self.config.schedule.counts == "fresh_examples":
+        if self.config.schedule.unit == "fresh_examples":
             return self.schedule.rate(
                 self.progress.fresh_examples / self.config.batch_size, self.progress.steps
             )
@@ -333,7 +333,7 @@ class Trainer:
             self.best_model = self.weights()
         met = meets(direction, value, self.config.target.value)
         self.progress.met_in_a_row = self.progress.met_in_a_row + 1 if met else 0
-        if self.progress.met_in_a_row == self.config.target.in_a_row:
+        if self.progress.met_in_a_row == self.config.target.consecutive:
             tau = self.gain().get("scale_invariant_steps")
             self.progress.to_target = {**cost, "scale_invariant_steps": tau}
 
@@ -401,7 +401,7 @@ class Trainer:
                 then = state["made_with"].get(key)
                 raise FolderError(
                     f"the checkpoint was made with {key}={then}, but now {key} is {now}; continue with "
-                    f"{then}, accept different data by data.allow_changed=true, or start over with fresh=true"
+                    f"{then}, accept different data by data.allow_changed=true, or use restart=true"
                 )
         own = state["ranks"][self.ranks.rank]
         self.model.load_state_dict(state["model"])

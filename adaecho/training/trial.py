@@ -102,7 +102,7 @@ class _Trial:
         """Lock the folder and begin its records; returns the summary of a finished run, or an error."""
         run, config, plain = self.run_folder, self.config, to_plain(self.config)
         # torchrun restarts the same command, but only its first start may begin a new run.
-        fresh = config.fresh and not was_restarted()
+        fresh = config.restart and not was_restarted()
         summary, recorded = run.read_summary(), run.read_config()
         if summary and recorded and not fresh and is_finished(summary, config):
             recorded |= summary.get("budgets", {})  # the folder may have recorded a larger one since
@@ -112,7 +112,7 @@ class _Trial:
             stack.enter_context(run.lock())
         except FolderInUseError as error:
             return error
-        run.start(plain, overrides, environment(), fresh=fresh)
+        run.start(plain, overrides, environment(), restart=fresh)
         if run.moved_to is not None and self.log is not None:
             print_line(f"the old run is now in {run.moved_to}")
         return None
@@ -203,7 +203,7 @@ class _Trial:
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise FolderError(
                     f"{self.run_folder.checkpoint}: not a checkpoint of this run "
-                    f"({str(error).splitlines()[0]}); restore a copy, or start over with fresh=true"
+                    f"({str(error).splitlines()[0]}); restore a copy, or start over with restart=true"
                 ) from error
         if self.ranks.is_first:
             self.run_folder.truncate_metrics(self.trainer.progress.evaluations)
@@ -272,6 +272,7 @@ _TUNED = ("optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps
 
 def _describe(config: Config) -> dict[str, Any]:
     """The part of a summary that is known before training."""
+    target = config.target
     return {
         "status": Status.RUNNING,
         "task": config.task.name,
@@ -279,7 +280,7 @@ def _describe(config: Config) -> dict[str, Any]:
         "adascale": config.adascale.enabled,
         "hyperparameters": {key: value_at(config, key) for key in sorted({*_TUNED, *config.search.axes})},
         "seed": config.seed,
-        "target": {key: getattr(config.target, key) for key in ("metric", "value", "in_a_row")},
+        "target": {"metric": target.metric, "value": target.value, "in_a_row": target.consecutive},
         "budgets": {key: getattr(config, key) for key in BUDGETS},
         "to_target": None,
         "best": None,

@@ -22,7 +22,7 @@ CONFIG = {
     "batch_size": 32,
     "max_steps": None,
     "max_fresh_examples": 40000,
-    "fresh": False,
+    "restart": False,
 }
 
 
@@ -79,13 +79,13 @@ def test_a_different_run_and_a_smaller_budget_are_refused_with_every_difference(
     assert "seed: absent in the folder, 3 now" in message
     assert "max_fresh_examples: 40000 in the folder, 39999 now (a budget can only grow)" in message
     assert "max_steps: null in the folder, 10 now (a budget can only grow)" in message
-    assert "fresh=true" in message
+    assert "restart=true" in message
     assert folder.read_config() == CONFIG
 
 
 def test_fresh_renames_the_old_runs(folder):
     for number in range(3):
-        folder.start(changed(batch_size=number), fresh=True)
+        folder.start(changed(batch_size=number), restart=True)
         folder.append_metrics({"number": number})
         assert folder.read_metrics() == [{"number": number}]
     old = [RunFolder(folder.path.with_name(f"run.old-{number}")) for number in (1, 2)]
@@ -98,9 +98,9 @@ def test_fresh_renames_the_old_runs(folder):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
 def test_records_without_a_config_are_refused(folder, name):
     (folder.path / name).write_text("{}\n")
-    with pytest.raises(FolderError, match=r"no config\.yaml.*fresh=true"):
+    with pytest.raises(FolderError, match=r"no config\.yaml.*restart=true"):
         folder.start(CONFIG)
-    folder.start(CONFIG, fresh=True)
+    folder.start(CONFIG, restart=True)
     assert folder.moved_to == folder.path.with_name("run.old-1")
 
 

@@ -93,7 +93,7 @@ def test_micro_batches_of_uneven_weight_add_up_to_the_whole_batch(
 
 
 def test_a_gradient_is_clipped_as_a_whole(compose_config: Compose) -> None:
-    trainer = _trainer(compose_config, "optimizer.clip_norm=0.01")
+    trainer = _trainer(compose_config, "optimizer.max_grad_norm=0.01")
     with trainer.loader:
         trainer.train()
     norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm()
@@ -104,7 +104,7 @@ def test_a_schedule_over_fresh_examples_is_constant_while_batches_repeat(compose
     decay = ("schedule.shape=linear_decay", "schedule.decay_steps=10")
 
     def rates(counts: str) -> list[float]:
-        echo = ("echo=batch", "echo.factor=3", "max_steps=6", f"schedule.counts={counts}")
+        echo = ("echo=batch", "echo.factor=3", "max_steps=6", f"schedule.unit={counts}")
         trainer, found = _trainer(compose_config, *decay, *echo), list[float]()
         step = trainer._step
 

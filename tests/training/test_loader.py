@@ -40,7 +40,9 @@ def test_order_and_place_reach_headroom(compose_config: Compose, monkeypatch: py
 def test_a_split_puts_the_echo_between_the_parts_of_the_augmentation(
     compose_config: Compose, split: bool
 ) -> None:
-    config = compose_config("echo=example_before_augmentation", "echo.factor=3", f"echo.split={split}")
+    config = compose_config(
+        "echo=example_before_augmentation", "echo.factor=3", f"echo.split_augmentation={split}"
+    )
     task = build_task(config)
     assert task.augment_parts is not None
     given = upstream_arguments(config, task, CPU)["augment"]
@@ -51,9 +53,11 @@ def test_a_split_puts_the_echo_between_the_parts_of_the_augmentation(
 
 def test_a_task_without_parts_cant_be_split(compose_config: Compose, tmp_path: Path) -> None:
     text = ("task=small_text", f"data.path={write_texts(tmp_path / 'text')}", "data.validation_examples=2")
-    split = ("echo=example_before_augmentation", "echo.split=true")
-    config = compose_config(*text, "task.vocabulary=300", *split)
-    with pytest.raises(ConfigError, match=r"echo\.split=true: task small_text has no augment_parts"):
+    split = ("echo=example_before_augmentation", "echo.split_augmentation=true")
+    config = compose_config(*text, "task.vocab_size=300", *split)
+    with pytest.raises(
+        ConfigError, match=r"echo\.split_augmentation=true: task small_text has no augment_parts"
+    ):
         upstream_arguments(config, build_task(config), CPU)
 
 

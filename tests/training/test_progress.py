@@ -42,9 +42,9 @@ def test_linear_decay_by_100_over_100_steps_then_flat_and_a_warmup_rises_to_it()
 
 
 def test_drops_divide_at_the_first_drop_and_after_the_gap() -> None:
-    schedule = ScheduleConfig(shape="drops", first_drop_steps=3, drop_gap_steps=2)
+    schedule = ScheduleConfig(shape="step_decay", first_milestone_steps=3, milestone_gap_steps=2)
     assert _rates(schedule, range(7)) == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01])
-    once = ScheduleConfig(shape="drops", first_drop_steps=3, drop_factor=2)
+    once = ScheduleConfig(shape="step_decay", first_milestone_steps=3, milestone_factor=2)
     assert _rates(once, range(7)) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.5, 0.5])
 
 
@@ -69,9 +69,9 @@ def test_cosine_with_warmup_is_the_product_of_torchs_own() -> None:
 
 
 def test_durations_in_epochs_need_the_length_of_an_epoch() -> None:
-    drops = {"shape": "drops", "drop_factor": 10}
-    in_epochs = ScheduleConfig(**drops, warmup_epochs=0.5, first_drop_epochs=2, drop_gap_epochs=1.5)
-    in_steps = ScheduleConfig(**drops, warmup_steps=2, first_drop_steps=8, drop_gap_steps=6)
+    drops = {"shape": "step_decay", "milestone_factor": 10}
+    in_epochs = ScheduleConfig(**drops, warmup_epochs=0.5, first_milestone_epochs=2, milestone_gap_epochs=1.5)
+    in_steps = ScheduleConfig(**drops, warmup_steps=2, first_milestone_steps=8, milestone_gap_steps=6)
     assert _rates(in_epochs, range(20), steps_per_epoch=4) == _rates(in_steps, range(20))
     decay = ScheduleConfig(shape="linear_decay", decay_epochs=2.5)
     in_steps = ScheduleConfig(shape="linear_decay", decay_steps=25)

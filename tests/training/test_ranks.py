@@ -117,13 +117,13 @@ def text(tmp_path: Path) -> str:
 
 TASKS = {
     "text": (
-        "task=small_text", "task.vocabulary=300", "data.validation_examples=2",  # of the files ``text``
-        "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block=32",
+        "task=small_text", "task.vocab_size=300", "data.validation_examples=2",  # of the files ``text``
+        "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block_size=32",
         "echo=example_before_augmentation", "echo.factor=1.5", "evaluate.max_examples=32",
     ),
     "boxes": (
         "task=scenes", "echo=batch", "echo.factor=2", "data.validation_examples=20", "max_steps=8",
-        "task.training_scenes=100", "optimizer.weight_decay=0", "optimizer.clip_norm=null",
+        "task.training_scenes=100", "optimizer.weight_decay=0", "optimizer.max_grad_norm=null",
         "channels_last=false",
         "evaluate.every_fresh_examples=16", "optimizer.learning_rate=0.001", "schedule.warmup_steps=0",
     ),
@@ -372,7 +372,7 @@ def test_a_batch_that_cannot_be_split_evenly_is_refused(compose_config: Compose)
 
 
 def test_a_restart_by_torchrun_continues_a_fresh_run(compose_config: Compose) -> None:
-    config = compose_config(*RUN, "echo=none", "fresh=true", "checkpoint_every_s=0")
+    config = compose_config(*RUN, "echo=none", "restart=true", "checkpoint_every_s=0")
     run_on(2, config, "run", on(1, _dies, 9))
     assert run_on(2, config, "run", variables={"TORCHELASTIC_RESTART_COUNT": "1"}) == ENDED
     assert not Path("run.old-1").exists()

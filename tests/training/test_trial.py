@@ -51,7 +51,7 @@ def test_the_last_of_consecutive_evaluations_sets_the_cost(
     accuracies = iter([0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, *[0.9] * 9])
     measured = {"cross_entropy": 1.0}
     monkeypatch.setattr(Trainer, "measure", lambda *_: {**measured, "accuracy": next(accuracies)})
-    summary = run_trial(compose_config("target.value=0.8", "target.in_a_row=3"), FOLDER)
+    summary = run_trial(compose_config("target.value=0.8", "target.consecutive=3"), FOLDER)
     lines = metrics(FOLDER, clocks=True)
     assert [line["accuracy"] for line in lines] == [0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9]
     assert summary["status"] == "reached"
@@ -63,7 +63,7 @@ def test_a_resumed_run_counts_consecutive_evaluations_across_the_interruption(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Trainer, "measure", lambda *_: {"cross_entropy": 1.0, "accuracy": 0.9})
-    goal = ("target.value=0.8", "target.in_a_row=4", "evaluate.every_fresh_examples=160")
+    goal = ("target.value=0.8", "target.consecutive=4", "evaluate.every_fresh_examples=160")
     whole = run_trial(compose_config(*goal), Path("whole"))
     run_trial(compose_config(*goal, f"max_fresh_examples={whole['fresh_examples'] - 161}"), FOLDER)
     assert len(metrics(FOLDER, clocks=True)) == 3, "the continued run drops the evaluation at the first end"
@@ -141,7 +141,7 @@ def test_divergence_is_an_outcome(compose_config: Compose, overrides: tuple[str,
 
 
 def test_no_better_than_chance_after_a_share_of_the_budget_has_diverged(compose_config: Compose) -> None:
-    rule = ("target.chance=0.3", "target.chance_share=0.25", "max_fresh_examples=4000")
+    rule = ("target.chance_level=0.3", "target.chance_share=0.25", "max_fresh_examples=4000")
     stuck = run_trial(compose_config("optimizer.learning_rate=1e-9", *rule), FOLDER)
     assert (stuck["status"], stuck["fresh_examples"]) == ("diverged", pytest.approx(1000, abs=160))
     assert run_trial(compose_config("max_steps=60", *rule), Path("learns"))["status"] != "diverged"
@@ -150,7 +150,7 @@ def test_no_better_than_chance_after_a_share_of_the_budget_has_diverged(compose_
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda state: {**state, "model": {}}, "fresh=true"),
+        (lambda state: {**state, "model": {}}, "restart=true"),
         (
             lambda state: {**state, "made_with": {**state["made_with"], "precision": "other"}},
             "precision=other",
@@ -409,7 +409,7 @@ def test_a_run_without_an_average_keeps_its_id(compose_config: Compose) -> None:
 def test_a_warm_up_counts_updates_for_any_buffer(
     compose_config: Compose, tmp_path: Path, counts: str
 ) -> None:
-    warm_up = (f"schedule.counts={counts}", "schedule.warmup_steps=40", "echo.shuffle_buffer=1000")
+    warm_up = (f"schedule.unit={counts}", "schedule.warmup_steps=40", "echo.shuffle_buffer=1000")
     config = compose_config("task=digits", "max_steps=20", "target.value=null", *warm_up)
     run_trial(config, tmp_path / "run")
     lines = metrics(tmp_path / "run")
