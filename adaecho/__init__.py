@@ -1,8 +1,8 @@
 """Data echoing and AdaScale for PyTorch.
 
-Two drop-ins, ``EchoLoader`` and ``AdaScale``, and a framework that reproduces "Faster Neural Network
-Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019). Importing the package imports no torch
-until one of the two is touched.
+``EchoLoader`` and ``AdaScale`` work in any training loop. The other packages reproduce "Faster Neural Network
+Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019). torch is imported at the first use of a public
+name.
 """
 
 from importlib import import_module
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from adaecho.shards import TarShards as TarShards
 
 __all__ = ["AdaScale", "EchoLoader", "TarShards"]
-_ROOMS = {"AdaScale": "adascale", "EchoLoader": "echo", "TarShards": "shards"}
+_PACKAGES = {"AdaScale": "adascale", "EchoLoader": "echo", "TarShards": "shards"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'adaecho' has no attribute {name!r}")
-    return getattr(import_module(f"adaecho.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"adaecho.{_PACKAGES[name]}"), name)

@@ -1,4 +1,4 @@
-"""``python -m adaecho``: the command ``adaecho``."""
+"""``python -m adaecho`` runs the command ``adaecho``."""
 
 from adaecho.run import cli
 

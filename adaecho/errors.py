@@ -1,78 +1,88 @@
-"""Errors that are the user's to mend: each says what is wrong, why, and what to do."""
+"""Errors that the user can fix, and the functions that print messages."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from adaecho.masking import masked
+_USER, _QUERY = re.compile(r"(?<=://)[^\s/@]*@"), re.compile(r"(://[^\s?'\"]+)\?[^\s'\"]+")
 
 
 class UserError(Exception):
-    """Shown as one message without a traceback; the command exits with 2."""
+    """An error that the user can fix. A command prints its message without a traceback and exits with 2."""
 
 
 class ConfigError(UserError):
-    """A config value that can't be: names the key, the value, the reason and the remedy."""
+    """An invalid config value. The message names the key, the value, the reason and the remedy."""
 
 
 class DataError(UserError):
-    """Data that is missing, empty, of the wrong schema or corrupt: names the path and the record."""
+    """Data that is missing, empty, corrupt or of the wrong schema. The message names the path."""
 
 
 class ExampleError(DataError, ValueError):
-    """One example that can't be used: counted where bad examples may be skipped, else the end of a run."""
+    """One example that cannot be used. The loader skips it within ``data.max_bad_examples``."""
 
 
 class RankError(UserError):
-    """Another rank failed, is gone, or sees something else; names it."""
+    """Another rank failed, stopped answering or has different inputs. The message names the rank if known."""
 
 
 class FolderError(UserError):
-    """A run folder that can't be used: written by another process or config, read-only, full or damaged."""
+    """A run folder that cannot be used: in use, from a different config, read-only, full or damaged."""
 
 
-class ChangedDataError(FolderError):
-    """The data is not what a checkpoint was trained with; nothing is wrong with the checkpoint."""
+def redact_urls(value: Any) -> Any:
+    """Remove user, password and query from the urls in a text, or in every text of dicts and lists.
+
+    Returns:
+        The value with urls such as ``https://***@host/path?***``.
+    """
+    if isinstance(value, dict):
+        return {key: redact_urls(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_urls(item) for item in value]
+    return _QUERY.sub(r"\1?***", _USER.sub("***@", value)) if isinstance(value, str) else value
 
 
 def fail(message: object) -> NoReturn:
     """End a command with one message on standard error and exit code 2.
 
-    All ranks of a run have the same config, so only the first shows what is wrong with it.
+    All ranks of a run have the same config, so only rank 0 prints a ``ConfigError``.
     """
     rank = os.environ.get("RANK")
     if not (isinstance(message, ConfigError) and rank not in (None, "0")):
-        of = "" if rank is None else f"rank {rank}: "  # torchrun mixes what its processes print
+        prefix = "" if rank is None else f"rank {rank}: "  # torchrun mixes the output of its processes
         text = with_notes(message) if isinstance(message, BaseException) else str(message)
-        print(f"error: {of}{masked(text)}", file=sys.stderr)
+        print(f"error: {prefix}{redact_urls(text)}", file=sys.stderr)
     sys.exit(2)
 
 
-def say(text: object) -> None:
-    """Print a line of a command."""
-    print(masked(str(text)), flush=True)
+def print_line(text: object) -> None:
+    """Print a line on standard output, without the credentials of urls."""
+    print(redact_urls(str(text)), flush=True)
 
 
 def warn(text: object) -> None:
-    """Print a warning on standard error."""
-    print(f"warning: {masked(str(text))}", file=sys.stderr, flush=True)
+    """Print a warning on standard error, without the credentials of urls."""
+    print(f"warning: {redact_urls(str(text))}", file=sys.stderr, flush=True)
 
 
 def with_notes(error: BaseException) -> str:
-    """Its message, and the notes that were added on its way: of which example it is, say."""
+    """The message of an error, followed by its notes."""
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def how_to_install(extra: str) -> str:
-    """How one gets an optional part: no version has been released, so it is installed from a checkout."""
+    """The command that installs an optional extra. No version is released, so it names a checkout."""
     return f"pip install '.[{extra}]' in the checkout of adaecho"
 
 
 @contextmanager
 def about_one_example() -> Iterator[None]:
-    """Raise the ValueErrors inside, which tell what is wrong with an example's content, as ExampleErrors."""
+    """Raise a ValueError inside the block as an ``ExampleError``."""
     try:
         yield
     except ValueError as error:
@@ -80,16 +90,16 @@ def about_one_example() -> Iterator[None]:
 
 
 def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) -> str:
-    """Which names two splits don't share, the first few of them, for a message."""
+    """Describe the first five names that each of two splits has alone."""
     pairs = (("training", of_training, of_validation), ("validation", of_validation, of_training))
     only = {split: [name for name in mine if name not in {*others}][:5] for split, mine, others in pairs}
     parts = [f"only in {split}: {', '.join(names)}" for split, names in only.items() if names]
-    return "; ".join(parts) or "the same names in another order"
+    return "; ".join(parts) or "the same names in a different order"
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """End a command with one message at a ``UserError`` inside; all else is a crash with its traceback."""
+def report_errors() -> Iterator[None]:
+    """End a command with one message if a ``UserError`` is raised inside the block."""
     try:
         yield
     except UserError as error:

@@ -1,6 +1,6 @@
-"""The command: ``python -m adaecho.run task=... echo=...``, and ``-m`` for sweeps.
+"""The command ``python -m adaecho.run task=... echo=...``, and ``-m`` for sweeps.
 
-Training is imported only when it is about to begin, so that ``--cfg job`` and tab completion answer at once.
+It imports torch only to train, so ``--cfg job`` and tab completion answer at once.
 """
 
 import difflib
@@ -20,14 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 from adaecho.config import schema, size_defaults
 from adaecho.config.identity import flat
 from adaecho.config.launch_env import importing, launched_rank, launched_ranks
-from adaecho.errors import ConfigError, UserError, fail, say, told
-from adaecho.records.status import Status
-from adaecho.records.tracking import exported
+from adaecho.errors import ConfigError, UserError, fail, print_line, report_errors
+from adaecho.records.trials import Status
+from adaecho.records.wandb_mirror import exported
 
 _PACKAGE = Path(__file__).resolve().parent
-# A checkout keeps the configs beside the package, an installed wheel inside it.
+# A checkout has the configs next to the package, an installed wheel inside it.
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
-_HOW_TO_GO_ON = "the same command (without fresh=true) continues"
+_CONTINUE = "the same command (without restart=true) continues the run"
 
 schema.register()
 
@@ -36,7 +36,7 @@ schema.register()
 def main(composed: DictConfig) -> None:
     """Run one composed config in Hydra's output folder."""
     try:
-        with told():  # before Hydra puts a line of its own in front
+        with report_errors():  # Hydra would print a line before the message
             _run(composed)
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error))
@@ -48,83 +48,82 @@ def _run(composed: DictConfig) -> None:
     config = schema.from_plain(schema.to_plain(composed))
     _check_mode(config, hydra_config.mode)
     if launched_rank() == 0 and hydra_config.runtime.choices.get("scale"):
-        say(size_defaults.describe(composed, schema.to_plain(config)))
+        print_line(size_defaults.describe(composed, schema.to_plain(config)))
     with importing():
-        from adaecho.ranks import joined
+        from adaecho.ranks import distributed_context
         from adaecho.training.device import choose_device
-        from adaecho.training.display import Display
+        from adaecho.training.progress import ProgressLog
         from adaecho.training.trial import run_trial
-    with ExitStack() as mirror, joined(choose_device(config), config.rank_timeout_s) as ranks:
+    with ExitStack() as mirror, distributed_context(choose_device(config), config.rank_timeout_s) as ranks:
         if ranks.is_first:
             of_ranks = "" if ranks.is_alone else f", {ranks.world_size} ranks"
-            say(f"{folder}: {_headline(config)}{of_ranks}")
+            print_line(f"{folder}: {_headline(config)}{of_ranks}")
         summary = run_trial(
             config, folder, list(hydra_config.overrides.task), ranks=ranks,
-            display=Display(config) if ranks.is_first else None,
+            log=ProgressLog(config) if ranks.is_first else None,
             begun=lambda: mirror.enter_context(exported(config.tracking, folder)),
         )  # fmt: skip
         if ranks.is_first:
             for name, path in summary.get("model", {}).items():
-                say(f"{name} weights: {folder / path}")
-            say(_outcome(summary))
+                print_line(f"{name} weights: {folder / path}")
+            print_line(_outcome(summary))
     if summary["status"] == Status.PREEMPTED:
         if launched_rank() == 0:
-            print(_HOW_TO_GO_ON, file=sys.stderr)
+            print(_CONTINUE, file=sys.stderr)
         sys.exit(130)
 
 
 def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
     if launched_ranks() > 1 and mode == RunMode.MULTIRUN:
         raise ConfigError(
-            "-m under torchrun: a sweep starts its own processes; leave torchrun out, or run one config"
+            "-m under torchrun: a sweep starts its own processes; remove torchrun, or run a single config"
         )
     if config.search.arms and mode == RunMode.RUN:
         raise ConfigError(
-            f"search.arms: this is a comparison of {len(config.search.arms)} arms, which -m runs: "
-            "python -m adaecho.run -m ..."
+            f"search.arms: comparing {len(config.search.arms)} arms needs -m: python -m adaecho.run -m ..."
         )
 
 
 def cli() -> None:
-    """``main`` with one message for what the user can mend, and a traceback for everything else.
+    """Run ``main``; print one message for an error that the user can fix, and a traceback for a crash.
 
-    Exits with 0 when a run has an outcome (diverging is one), 2 for the user's to mend, 1 for a crash,
-    130 when interrupted.
+    Exits with 0 if the run has an outcome (also if it diverged), 2 for an error that the user can fix, 1 for
+    a crash, and 130 if interrupted.
     """
-    # Hydra would print its own abridged tracebacks and hide ours.
+    # Hydra would replace tracebacks by abridged ones.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    # A task of one's own lies in the current folder: python -m looks there, the console command would not.
+    # python -m finds a user's task in the current folder; the console command must find it too.
     if not sys.flags.safe_path and not {"", os.getcwd()} & {*sys.path}:
         sys.path.insert(0, os.getcwd())
-    # To argparse what follows -m is no override any more where others came before.
+    # argparse takes overrides after -m only if none came before it.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
     try:
-        with told():
+        with report_errors():
             main()
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error))
     except OSError as error:
         if error.filename is None:
             raise
-        fail(f"{error.filename}: {error.strerror}; choose another hydra.run.dir= or mend the path")
+        fail(f"{error.filename}: {error.strerror}; choose another hydra.run.dir=, or fix the path")
     except KeyboardInterrupt:
-        print(f"interrupted; {_HOW_TO_GO_ON}", file=sys.stderr)
+        print(f"interrupted; {_CONTINUE}", file=sys.stderr)
         sys.exit(130)
 
 
 def explain(error: BaseException, *more_keys: str) -> str:
-    """A message of Hydra or OmegaConf with its causes, and the nearest key where one was mistyped.
+    """The message of an error of Hydra or OmegaConf with its causes and the keys most like a mistyped key.
 
     Args:
-        error: what they raised.
-        more_keys: that the command takes beside those of the schema.
+        error: the error that they raised.
+        more_keys: keys of the command in addition to those of the schema.
     """
     lines: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UserError):
             return str(cause)
-        # Hydra advises to add an unknown key with +; nothing here would read it.
+        # Hydra's advice to add an unknown key with + does not help: nothing reads it.
         lines += [line for line in str(cause).splitlines() if line and not line.startswith("To append")]
         cause = cause.__cause__ or cause.__context__
     if "Could not override" in lines[0]:
@@ -138,8 +137,6 @@ def explain(error: BaseException, *more_keys: str) -> str:
 def _headline(config: schema.Config) -> str:
     target = config.target
     goal = "no target" if target.value is None else f"to {target.metric} {target.value:g}"
-    if target.value is not None and target.in_a_row > 1:
-        goal += f" in {target.in_a_row} evaluations in a row"
     return f"{config.task.name}, echo={config.echo.variant} factor={config.echo.factor}, {goal}"
 
 

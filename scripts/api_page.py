@@ -12,12 +12,12 @@ _HEAD = Path(__file__).with_name("api_page.txt").read_text()
 PUBLIC = {
     "adaecho": ["EchoLoader", "AdaScale", "TarShards"],
     "adaecho.headroom": ["watch", "Watch"],
-    "adaecho.transforms.photographs": ["DecodeImage", "RandomResizedCrop", "CentreCrop"],
+    "adaecho.transforms.photographs": ["DecodeImage", "RandomResizedCrop", "CenterCrop"],
     "adaecho.transforms.small_images": ["PadCropFlip"],
     "adaecho.tasks.boxes": ["SSDAugment", "ResizeWithBoxes", "collate_boxes"],
     "adaecho.tasks.base": ["Task"],
     "adaecho.config.tasks": ["TaskConfig"],
-    "adaecho.datasets.split": ["Rows", "hold_out", "hold_out_rows"],
+    "adaecho.datasets.split": ["Subset", "train_validation_split", "split_indices"],
     "adaecho.errors": ["UserError", "ConfigError", "DataError", "FolderError"],
 }
 WITH_MEMBERS = ("EchoLoader", "AdaScale", "Watch")

@@ -13,9 +13,9 @@ from pathlib import Path
 import cv2
 
 from adaecho.datasets import cifar10
-from adaecho.datasets.split import Arrays, hold_out
+from adaecho.datasets.split import Arrays, train_validation_split
 from adaecho.datasets.storage import BadExampleBudget
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.files import folder_errors
 from adaecho.tasks.cifar10 import decode
 
@@ -36,7 +36,7 @@ def write_shards(
     """
     stored = cifar10.find(data, decode)
     all_train = stored.read("train", BadExampleBudget(0))
-    train, validation = hold_out(all_train, validation_examples, seed=split_seed)
+    train, validation = train_validation_split(all_train, validation_examples, seed=split_seed)
     into.mkdir(parents=True, exist_ok=True)
     files = []
     for number, begin in enumerate(range(0, len(train["label"]), shard_examples)):
@@ -72,7 +72,7 @@ def main() -> None:
     )
     parser.add_argument("--split-seed", type=int, default=0, help="seed of the split")
     options = vars(parser.parse_args())
-    with told(), folder_errors(options["into"]):
+    with report_errors(), folder_errors(options["into"]):
         for file in write_shards(options.pop("data"), options.pop("into"), **options):
             print(f"{file}: {file.stat().st_size:,} bytes")
 

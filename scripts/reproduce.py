@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.collect import collect_sweep
 
 # Experiment, task and further overrides of each sweep.
@@ -65,7 +65,7 @@ def main() -> None:
         arguments += [f"data.path={options.cifar10}"] * ("cifar10" in task) + [f"hydra.sweep.dir={folder}"]
         left_s = end - time.monotonic()
         if not ended.exists() and left_s > 0 and run(arguments, left_s):
-            with told():
+            with report_errors():
                 ended.write_text(f"{collect_sweep(folder, options.results, name)}\n")
         print(f"{'done' if ended.exists() else 'left'}: {name}", flush=True)
 

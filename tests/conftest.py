@@ -1,4 +1,4 @@
-"""What every test shares: composed configs, small and deterministic."""
+"""Fixtures of all tests: composed configs, commands, and a folder for each test."""
 
 import copy
 import functools
@@ -22,58 +22,43 @@ from adaecho.run import CONF
 with suppress(ImportError):
     from absl import logging as absl_logging  # which Grain imports
 
-    # Its handler would keep what pytest has in the place of stderr when it is made, and close that once Hydra
-    # sets up logging anew: all later tests of the process would fail.
+    # Its handler would keep pytest's replacement of stderr, and close it when Hydra configures logging.
     absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
-# Several tests at a time share the processors: one thread for each, and for the processes it starts. Before
-# torch is imported, which reads it once.
+# Tests run in parallel, so each uses one thread. torch reads this variable when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Runs of tests are compared bit by bit, and the sums of a GPU don't come out alike twice. Its own tests:
+# Tests compare runs bit for bit, and sums on a GPU vary. GPU tests run with:
 # CUDA_VISIBLE_DEVICES=0 pytest tests/adascale/test_cuda.py tests/echo/batch tests/training/test_devices.py
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-# A shell starts what goes to the background with Ctrl-C ignored, which all that tests start would inherit.
+# A shell starts background jobs with Ctrl-C ignored, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Compose = Callable[..., schema.Config]
 
 
 def pytest_collectstart() -> None:
-    """What is imported stays: to look for garbage in it takes as long as many a test."""
+    """Imported modules are never garbage, and searching them takes long."""
     gc.disable()
 
 
-# Files whose tests take longest, as --durations=0 told: none of them may begin when all others have ended.
-LONGEST = (
-    "search/test_real_slurm.py", "echo/behaviour/test_processes.py",
-    "echo/behaviour/test_loops_around_loaders.py", "training/test_ranks.py", "search/test_sweep.py",
-    "search/test_arms.py", "training/test_torchrun.py", "echo/test_oracle.py", "test_types.py",
-    "test_run.py", "test_examples.py", "faults/test_campaign.py", "training/test_resume.py",
-    "test_packaging.py", "tasks/test_detection_tasks.py", "echo/behaviour/test_around_data_loaders.py",
-    "echo/behaviour/test_interrupts.py", "datasets/test_tokens.py",
-)  # fmt: skip
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first, then from the last folder of the alphabet to the first."""
-    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    """Run from the last folder of the alphabet to the first: training and search take longest."""
     items.sort(key=lambda item: item.path, reverse=True)
-    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 def pytest_collection_finish() -> None:
-    """It is passed over from here on, nor do forks copy it."""
+    """Exclude them from garbage collection, so forks do not copy their pages."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
-    """At its end a process lets go of it as ever."""
+    """Let the process free them at its end."""
     gc.unfreeze()
 
 
 class HandClock:
-    """``time.perf_counter`` that moves only when told to."""
+    """A ``time.perf_counter`` that the test moves by hand."""
 
     now = 100.0
 
@@ -83,13 +68,13 @@ class HandClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    """What the tested code reads the time from."""
+    """The timer of the tested code."""
     hand = HandClock()
     monkeypatch.setattr(time, "perf_counter", hand)
     return hand
 
 
-@functools.cache  # composing takes a fifteenth of a second, and tests of one file share their overrides
+@functools.cache  # composing takes 70 ms
 def _composed(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         return schema.to_plain(compose("config", overrides=["tracking=none", *overrides]))
@@ -97,7 +82,7 @@ def _composed(*overrides: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def compose_config() -> Compose:
-    """``compose_config("task=digits", "echo=batch")`` is the validated config of that command, untracked."""
+    """``compose_config("task=digits", "echo=batch")`` returns the validated config of these overrides."""
 
     def composed(*overrides: str) -> schema.Config:
         return schema.from_plain(copy.deepcopy(_composed(*overrides)))
@@ -110,7 +95,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """``command("adaecho.run", "task=digits")`` typed here: exit code, standard output and error."""
+    """``command("adaecho.run", "task=digits")`` returns exit code, standard output and standard error."""
 
     def typed(module: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [f"python -m {module}", *arguments])
@@ -129,7 +114,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """``refused(show.main, folder, "--number", 1)``: what a command says that ends with 2."""
+    """``refused(show.main, folder, "--number", 1)`` returns the message of a command that exits with 2."""
 
     def call(main: Callable[[list[str]], object], *arguments: object) -> str:
         capsys.readouterr()
@@ -142,10 +127,10 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(
+def _temporary_folder(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Relative paths such as ``runs/`` never land in the checkout, nor tokens in the user's cache."""
+    """Keep relative paths such as ``runs/`` out of the checkout, and tokens out of the user's cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADAECHO_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     root = str(Path(__file__).resolve().parent.parent)

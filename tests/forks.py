@@ -1,6 +1,6 @@
-"""Processes that a test may kill, forked from a server that has imported once what they need.
+"""Processes that a test may kill, forked from a server that has imported their modules.
 
-One server serves all tests of a process, and one list of modules: whichever was set last would hold for all.
+A process has a single server, so all tests share one list of modules.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 class Done(NamedTuple):
-    """How a command ended, and what it said."""
+    """Exit code and output of a command."""
 
     code: int | None
     out: str
@@ -29,10 +29,10 @@ class Done(NamedTuple):
 def typed(
     module: str, *arguments: str, folder: Path | str = ".", forks_workers: bool = False, **variables: str
 ) -> Done:
-    """``python -m module arguments`` in a folder, with those variables; no interpreter is started.
+    """Run ``python -m module arguments`` in a folder, with environment variables, in a forked process.
 
     Args:
-        forks_workers: those of a sweep are forks too, who know also what is in this process's memory.
+        forks_workers: fork the workers of a sweep, so that they share this process's patches.
     """
     environment = {**os.environ, **variables}
     with tempfile.TemporaryDirectory() as said:
@@ -62,7 +62,7 @@ def _typed(
 def _run(module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    sys.path.insert(0, os.getcwd())  # as -m does
-    sys.modules.pop(module, None)  # runpy warns of one that is imported
+    sys.path.insert(0, os.getcwd())  # as python -m does
+    sys.modules.pop(module, None)  # runpy warns about an imported module
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

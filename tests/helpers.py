@@ -1,4 +1,4 @@
-"""What tests of several rooms do alike."""
+"""Helpers for tests of several packages."""
 
 import io
 import json
@@ -15,17 +15,17 @@ import torch
 
 from adaecho.training import trainer
 
-CLOCKS = ("_s", "_s_per_batch", "_s_per_step")  # endings of all that need not repeat
+CLOCKS = ("_s", "_s_per_batch", "_s_per_step")  # endings of fields that depend on a timer
 
 
 def summary(folder: Path | str) -> dict[str, Any]:
-    """Of a run."""
+    """The summary of a run."""
     found: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
     return found
 
 
 def through_torch_save(state: Any) -> Any:
-    """A state as a checkpoint gives it back: without pickled code."""
+    """A state after torch.save and a load with ``weights_only``."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -33,7 +33,7 @@ def through_torch_save(state: Any) -> Any:
 
 
 def metrics(folder: Path | str, *, clocks: bool = False) -> list[dict[str, Any]]:
-    """The evaluations of a run, with or without what depends on a clock."""
+    """The evaluations of a run, without fields that depend on a timer unless ``clocks``."""
     lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     return [
         {key: value for key, value in line.items() if clocks or not key.endswith(CLOCKS)} for line in lines
@@ -43,7 +43,7 @@ def metrics(folder: Path | str, *, clocks: bool = False) -> list[dict[str, Any]]
 def dying(
     function: Callable[..., Any], die_at: int, calls: list[int], number: signal.Signals = signal.SIGKILL
 ) -> Callable[..., Any]:
-    """``function``, killing the process at call ``die_at`` of all that share ``calls``."""
+    """``function``, but kill the process at call number ``die_at`` of all functions that share ``calls``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -55,7 +55,7 @@ def dying(
 
 
 def signal_at(patch: pytest.MonkeyPatch, step: int, number: signal.Signals = signal.SIGTERM) -> None:
-    """Runs of this process hear that signal once they have taken so many steps."""
+    """Send a signal to this process after a step of its runs."""
     taken = trainer.Trainer._step
 
     def then_signalled(self: trainer.Trainer, batch: Any) -> None:
@@ -68,7 +68,7 @@ def signal_at(patch: pytest.MonkeyPatch, step: int, number: signal.Signals = sig
 
 @contextmanager
 def small_disk(folder: Path, of: str) -> Iterator[Callable[[], None]]:
-    """A file system at ``folder`` with these options of ``mount``; gives what makes it large."""
+    """Mount a small file system at ``folder``; yields a function that makes it large."""
 
     def mount(options: str) -> bool:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
@@ -76,8 +76,8 @@ def small_disk(folder: Path, of: str) -> Iterator[Callable[[], None]]:
 
     folder.mkdir()
     if not mount(of):
-        pytest.skip("needs root, who may mount")
+        pytest.skip("needs root to mount a file system")
     try:
-        yield lambda: mount("remount,size=64m") or pytest.fail("can't be made larger")
+        yield lambda: mount("remount,size=64m") or pytest.fail("cannot be made larger")
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)

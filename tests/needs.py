@@ -1,4 +1,4 @@
-"""What some tests need beyond the project's packages, and which forms of a promise the gate tests."""
+"""Programs that some tests need, and parameters that only ``make test-all`` runs."""
 
 import os
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ import pytest
 
 
 def needs(name: str, *, present: bool, remedy: str) -> pytest.MarkDecorator:
-    """Skips tests where a program is absent.
+    """Skip tests if a program is absent.
 
     Raises:
-        RuntimeError: it is absent, and ``ADAECHO_REQUIRE`` (names separated by spaces) says it must not be.
+        RuntimeError: the program is absent, but ``ADAECHO_REQUIRE`` (names separated by spaces) lists it.
     """
     reason = f"{name} is absent; {remedy}"
     if not present and name in os.environ.get("ADAECHO_REQUIRE", "").split():
@@ -22,5 +22,5 @@ def needs(name: str, *, present: bool, remedy: str) -> pytest.MarkDecorator:
 
 
 def first_form(*forms: Any, also: Iterable[Any]) -> list[Any]:
-    """Values to parametrize with: those of the gate, and the others, which ``make test-all`` runs."""
+    """Parameters: ``forms`` for the gate, and ``also`` for ``make test-all``."""
     return [*forms, *(pytest.param(form, marks=pytest.mark.other_forms) for form in also)]

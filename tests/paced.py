@@ -1,7 +1,7 @@
-"""The digits, whose steps take seconds while a gate is closed: a run that can't end before it was seen.
+"""The task digits with slow steps while a gate is closed, so that a run cannot end before a test sees it.
 
-The gate is the file that the environment names; without the variable, or once the file is there, the task is
-``digits`` as it is.
+The gate is a file that an environment variable names. Without the variable, or once the file exists, steps
+are not slowed.
 """
 
 import os
@@ -16,17 +16,16 @@ from adaecho.config.schema import Config
 from adaecho.tasks import digits
 from adaecho.tasks.base import Batch, LossAndWeight, Task
 
-NAME = __name__  # what to give as task.name
+NAME = __name__  # a value of task.name
 GATE = "ADAECHO_TEST_GATE"
 Options = digits.Options
 
-# The first steps end soon, so that there is a checkpoint; a hundred outlast every test's time limit; and
-# a signal is heard within a step.
+# The first steps are short, so that a checkpoint is written soon; a hundred exceed the time limit of a test.
 _SLOWER_BY_S, _LONGEST_S = 0.2, 10.0
 
 
 def build(config: Config, options: digits.Options) -> Task:
-    """The digits, paced."""
+    """The task digits, slowed."""
     task, calls = digits.build(config, options), count(1)
 
     def loss(model: nn.Module, batch: Batch) -> LossAndWeight:

@@ -6,14 +6,11 @@ import subprocess
 import time
 from contextlib import suppress
 
-_choose = random.SystemRandom()  # tests side by side, and those that seed all else alike, take different ones
+_choose = random.SystemRandom()  # parallel tests need different ports, also with equal seeds
 
 
 def free_port() -> int:
-    """One that nothing listens at, nor will before it is used.
-
-    It lies below those that systems give to outgoing connections: any of these may be taken a moment later.
-    """
+    """A free port below those that systems assign to outgoing connections, so that it stays free."""
     while True:
         port = _choose.randrange(10_000, 16_000)
         with socket.socket() as probe, suppress(OSError):

@@ -1,6 +1,6 @@
-"""What forks find imported, and their garbage collectors pass over: to look for garbage in it takes long.
+"""Modules that forks find imported, excluded from garbage collection.
 
-``torch._dynamo`` is what DistributedDataParallel imports.
+DistributedDataParallel imports ``torch._dynamo``.
 """
 # ruff: noqa: E402, F401
 
@@ -18,9 +18,9 @@ import adaecho.run
 import adaecho.search.worker
 import adaecho.tasks.digits
 import adaecho.tasks.imagenet
-import adaecho.training.display
+import adaecho.training.progress
 import adaecho.training.trial
 
 gc.freeze()
 gc.enable()
-atexit.register(gc.unfreeze)  # or triton tells of what it finds leaked
+atexit.register(gc.unfreeze)  # otherwise triton reports leaks

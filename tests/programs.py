@@ -1,7 +1,7 @@
-"""Programs as their users run them: those in examples/, and the blocks that README and docs/ print.
+"""Run the programs in examples/ and the code blocks of README and docs/ as a user does.
 
-``python -m tests.programs FILE`` runs those that FILE lists, each in a fork of one process that has imported
-torch and the trainers, which takes longer than all of them. Trainers warn at import and change settings.
+``python -m tests.programs FILE`` runs the programs that FILE lists. Each one runs in a fork of a process that
+has imported torch and the trainers, because these imports take longer than all programs.
 """
 
 import importlib
@@ -33,13 +33,13 @@ BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(heading: str) -> list[tuple[str, str, str]]:
-    """The blocks of a section of docs/your-own.md: language, file's name or nothing, text."""
+    """The code blocks of a section of docs/your-own.md: language, file name or "", text."""
     (section,) = (part for part in DOCS["your-own.md"].split("\n## ") if part.startswith(f"{heading}\n"))
     return BLOCK.findall(section)
 
 
 def write(found: list[tuple[str, str, str]], folder: Path) -> None:
-    """The files that blocks have names for."""
+    """Write the blocks that have a file name."""
     for _, name, text in found:
         if name:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def write(found: list[tuple[str, str, str]], folder: Path) -> None:
 
 
 def commands(found: list[tuple[str, str, str]]) -> list[str]:
-    """The lines of blocks for a shell."""
+    """The lines of the shell blocks."""
     return [line for kind, _, text in found if kind == "shell" for line in text.splitlines()]
 
 
@@ -57,11 +57,11 @@ def imported(code: str) -> list[str]:
 
 
 def run(programs: dict[str, dict[str, Any]], folder: Path) -> dict[str, tuple[int, str]]:
-    """Exit status, and what was said, by name.
+    """Exit status and output, by name.
 
     Args:
-        programs: by name, either ``code`` or a ``path``; ``ranks``, if there are several.
-        folder: where each program gets a new folder to run in.
+        programs: by name: ``code`` or ``path``, and ``ranks`` if several.
+        folder: each program runs in a new folder inside it.
     """
     (folder / "programs.json").write_text(json.dumps(programs))
     done = subprocess.run(
@@ -84,7 +84,7 @@ def _run(program: dict[str, Any], name: str) -> None:
 
 
 def _fork(task: Callable[[], None], variables: dict[str, str]) -> int:
-    """The process that does it in the current folder."""
+    """Fork a process that runs ``task`` in the current folder; returns its id."""
     if pid := os.fork():
         return pid
     status = 1
@@ -104,7 +104,7 @@ def _fork(task: Callable[[], None], variables: dict[str, str]) -> int:
 
 
 def _ranks(world_size: int) -> list[dict[str, str]]:
-    """The variables that torchrun gives to each."""
+    """The variables that torchrun sets, for each rank."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 

@@ -1,4 +1,4 @@
-"""Servers on loopback, each in a thread of this process."""
+"""Servers on the loopback interface, each in a thread of this process."""
 
 import threading
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from scripts.slow_store import Ranges
 
 
 class Quiet(Ranges):
-    """Files of a folder, or ranges of them; nothing on the test's output."""
+    """Serves files of a folder, or ranges of them, without a log."""
 
 
 @contextmanager
 def running(server: BaseServer) -> Iterator[None]:
-    """It serves inside."""
+    """Serve inside the block."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -30,7 +30,7 @@ def running(server: BaseServer) -> Iterator[None]:
 
 @contextmanager
 def serving(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Iterator[str]:
-    """The address, ``127.0.0.1:<port>``, at which the folder's files are."""
+    """Serve the files of a folder; yields the address ``127.0.0.1:<port>``."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     with running(server):
         yield f"127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""Every program in examples/ prints what it is to show, and what docs/ prints of trainers runs."""
+"""Every program in examples/ prints its expected line, and the blocks for trainers in docs/ run."""
 
 import re
 from importlib.util import find_spec
@@ -30,14 +30,14 @@ Said = dict[str, tuple[int, str]]
 
 
 def absent(name: str) -> list[str]:
-    """The libraries that a program or block needs and that are not installed."""
+    """Missing libraries of a program or block."""
     needed = BLOCKS.get(name) or [one for one in ("grain", "lightning", "ray", "transformers") if one in name]
     return [library for library in needed if find_spec(library) is None]
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """Exit status and output of all of them."""
+    """Exit status and output of all programs and blocks."""
     listed = {
         name: {
             "path": str(ROOT / "examples" / f"{name}.py"),
@@ -49,13 +49,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     return programs.run(listed, tmp_path_factory.mktemp("programs"))
 
 
-def test_every_example_is_tried() -> None:
+def test_every_example_has_an_expected_line() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(SAYS)
 
 
-@pytest.mark.timeout(600)  # the first waits for all
+@pytest.mark.timeout(600)  # the first test runs all programs
 @pytest.mark.parametrize("name", [*SAYS, *BLOCKS])
-def test_an_example_or_a_block_of_a_trainer_runs(name: str, request: pytest.FixtureRequest) -> None:
+def test_an_example_or_block_runs(name: str, request: pytest.FixtureRequest) -> None:
     if absent(name):
         extra = "ray" if absent(name) == ["ray"] else "trainers"
         pytest.skip(f"{', '.join(absent(name))} is not installed: pip install '.[{extra}]'")
@@ -65,11 +65,11 @@ def test_an_example_or_a_block_of_a_trainer_runs(name: str, request: pytest.Fixt
 
 
 @pytest.mark.timeout(300)
-def test_the_notebook_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of its kernel, which may have no other way here
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the kernel of the notebook
     book = nbformat.read(ROOT / "examples" / "headroom.ipynb", as_version=4)
     assert len(book.cells) == 10
-    assert not any(cell.get("outputs") for cell in book.cells), "numbers of one machine"
+    assert not any(cell.get("outputs") for cell in book.cells), "no output of one machine"
     nbclient.NotebookClient(book, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = "".join(one.get("text", "") for cell in book.cells for one in cell.get("outputs", []))
     assert "of the time was lost to waiting" in said

@@ -1,4 +1,4 @@
-"""The sdist and the wheel: built from the project, then installed and used where no checkout is."""
+"""The sdist and the wheel, built from the project, then installed and used without a checkout."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from it."""
+    """A folder with the sdist and the wheel built from it."""
     folder = tmp_path_factory.mktemp("built")
     run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, folder=ROOT)
     (archive,) = folder.glob("*.tar.gz")
@@ -49,12 +49,12 @@ def test_the_wheel_holds_the_package_its_configs_and_its_types(built: Path) -> N
 
 @pytest.fixture(scope="module")
 def bin_folder(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ``bin`` of an environment that has the wheel, and of this one what the wheel needs."""
+    """The ``bin`` folder of an environment with the wheel and the dependencies of this environment."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     here = {"base": str(folder), "platbase": str(folder)}
     (site_packages,) = {Path(sysconfig.get_path(kind, "venv", here)) for kind in ("purelib", "platlib")}
-    # Files named *.pth in there, such as that of a checkout in this environment, are not followed.
+    # Python does not follow *.pth files in these folders, such as that of an editable install.
     (site_packages / "needs.pth").write_text("\n".join(path for path in sys.path if "site-packages" in path))
     (wheel,) = built.glob("*.whl")
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
@@ -142,12 +142,3 @@ def test_the_long_description_leads_out_of_the_index(built: Path) -> None:
     assert [link for link in links if not link.startswith("https://")] == []
     at = "https://raw.githubusercontent.com/OWNER/adaecho/main"
     assert f"{at}/results/figures/quickstart_digits.png" in links
-
-
-def test_workflows_name_actions_by_digest() -> None:
-    lines = [
-        line for path in (ROOT / ".github/workflows").glob("*.yml") for line in path.read_text().splitlines()
-    ]
-    used = [line.strip() for line in lines if "uses:" in line]
-    assert len(used) > 10
-    assert [line for line in used if not re.search(r"uses: [\w./-]+@[0-9a-f]{40}  # v[\d.]+$", line)] == []

@@ -1,4 +1,4 @@
-"""The import directions of CONTRIBUTING.md, as contracts in pyproject.toml that import-linter checks."""
+"""The import contracts in pyproject.toml hold, and import-linter finds violations."""
 
 import ast
 import re
@@ -18,20 +18,20 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_no_room_imports_one_above_it() -> None:
+def test_import_directions_hold() -> None:
     done = lint(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Who imports modules by a name in text, which import-linter can't see, and what of ours is named there.
+# Files that import modules by a string, which import-linter cannot see, and our modules named there.
 BY_NAME = {
-    "__init__.py": set(),  # the rooms of its public names
-    "config/tasks.py": {"adaecho.tasks", "adaecho.callbacks"},  # found, not listed; groups of entry points
-    "training/callbacks.py": set(),  # the user's
+    "__init__.py": set(),  # the packages of the public names
+    "config/tasks.py": {"adaecho.tasks", "adaecho.callbacks"},  # a package, and a group of entry points
+    "training/callbacks.py": set(),  # the user's callbacks
 }
 
 
-def test_none_of_our_modules_is_imported_by_its_name_but_tasks() -> None:
+def test_only_tasks_are_imported_by_name() -> None:
     found = {}
     for path in (ROOT / "adaecho").rglob("*.py"):
         text = path.read_text()
@@ -58,7 +58,7 @@ WRONG = {
 }
 
 
-def test_an_import_in_a_wrong_direction_is_found(tmp_path: Path) -> None:
+def test_a_forbidden_import_is_found(tmp_path: Path) -> None:
     for package in ("adaecho", "experiments/evidence"):
         shutil.copytree(ROOT / package, tmp_path / package)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

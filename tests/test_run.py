@@ -1,4 +1,4 @@
-"""The command as typed: what it prints, how it exits, and what bad input gets."""
+"""The command: its output, its exit codes, and its messages for ordinary mistakes."""
 
 import functools
 import json
@@ -18,11 +18,11 @@ QUICK = ("tracking=none", "max_steps=3", "hydra.run.dir=run")
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Of training alone."""
+    """The command ``adaecho.run``."""
     return functools.partial(command, "adaecho.run")
 
 
-def test_a_run_prints_where_it_is_and_how_it_ended(command: Command) -> None:
+def test_a_run_prints_its_folder_and_its_outcome(command: Command) -> None:
     code, out, _ = command(*QUICK)
     first, *_, weights, last = out.splitlines()
     assert code == 0
@@ -56,76 +56,44 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("echo.factor=2",), ("echo.factor=2", "echo=none")),
         (("echo.factor=auto",), ("echo.factor=auto", "echo=none")),
         (("target.metric=map",), ("target.metric", "map", "accuracy")),
-        (("optimizer.learning_rate=-1",), ("optimizer.learning_rate=-1",)),
-        (("optimizer.momentum=1",), ("optimizer.momentum=1", "[0, 1)")),
         (("schedule.shape=linear_decay",), ("schedule.decay_steps", "linear_decay")),
         (("max_steps=0",), ("max_steps=0", "greater than 0")),
         (("+max_setps=5",), ("max_setps", "no such key")),
         (("max_loss=nan",), ("max_loss=nan",)),
-        (("optimizer.weight_decay=nan",), ("optimizer.weight_decay=nan",)),
-        (("schedule.decay_factor=nan",), ("schedule.decay_factor=nan",)),
-        (("data.prefetch=-1",), ("data.prefetch=-1",)),
-        (("seed=-1",), ("seed=-1",)),
-        (("threads=100000",), ("threads=100000",)),
-        (("echo=batch", "echo.factor=1e300"), ("echo.factor=1e+300", "65536")),
-        (("echo=batch", "echo.factor=auto", "echo.max_factor=nan"), ("echo.max_factor=nan",)),
+        (("+foo=1",), ("foo: there is no such key",)),
+        (("~task",), ("task.name",)),
+        (("~echo.factor",), ("does not support deletion",)),
+        (("hydra.run.dir=/proc/adaecho/run",), ("/proc/adaecho",)),
         (("echo.batch_shuffle_buffer=3",), ("echo.batch_shuffle_buffer=3", "echo=batch")),
         (("data.path=somewhere",), ("data.path=somewhere", "digits")),
         (
             (f"echo.shuffle_buffer={10**12}",),
             ("shuffle_buffer: needs", "reduce shuffle_buffer"),
         ),
-        (("data.path=''",), ("data.path", "is empty")),
-        (("data.path=~/data",), ("data.path=~/data",)),
-        (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
+        (
+            ("max_fresh_examples=100",),
+            ("max_fresh_examples=100", "echo.shuffle_buffer=256", "raise max_fresh_examples"),
+        ),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),
         (("task=small_text", "scale=text", "data.path=/absent/folder"), ("/absent/folder",)),
         (("batch_size=???",), ("batch_size",)),
         (("target.value=97",), ("target.value=97", "fraction", "0.97")),
         (("callbacks=my_module",), ("callbacks",)),
-        (("callbacks=null",), ("callbacks",)),
-        (("search.axes=3",), ("search.axes",)),
         (("optimizer=3",), ("optimizer=3",)),
-        (("experiment=quickstart",), ("search.arms", "which -m runs")),
+        (("experiment=quickstart",), ("search.arms", "needs -m")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_bad_input_gets_one_message_and_starts_nothing(
+def test_an_ordinary_mistake_gets_one_message_and_starts_nothing(
     command: Command, overrides: tuple[str, ...], needed: tuple[str, ...]
 ) -> None:
-    code, out, err = command("tracking=none", "hydra.run.dir=run", *overrides)
+    code, out, err = command("tracking=none", "max_steps=1", "hydra.run.dir=run", *overrides)
     assert code == 2
     assert "Traceback" not in out + err
     assert err.startswith("error: ")
     for text in needed:
         assert text in err
     assert not (Path("run") / "metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("override", "needed"),
-    [
-        ("+foo=1", "foo: unknown key"),
-        ("~task", "task.name"),
-        ("~echo", "echo.variant"),
-        ("~echo.factor", "does not support deletion"),
-        (f"seed={10**23}", f"seed={10**23}: must lie in [0, 9e15]"),
-        pytest.param(
-            "hydra.run.dir=/proc/adaecho/run", "/proc/adaecho",
-            marks=pytest.mark.skipif(
-                not Path("/proc/self").exists(), reason="needs /proc, where no folder can be made"
-            ),
-        ),
-    ],
-)  # fmt: skip
-def test_what_names_no_folder_that_can_be_made_gets_one_message(
-    command: Command, override: str, needed: str
-) -> None:
-    code, out, err = command("tracking=none", "max_steps=1", override)  # its name is made of the config
-    assert code == 2
-    assert "Traceback" not in out + err
-    assert err.startswith("error: ")
-    assert needed in err
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -159,7 +127,7 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     assert "Traceback" not in err
     assert "preempted" in out
     assert "ending after this step" in err
-    assert "the same command (without fresh=true) continues" in err
+    assert "the same command (without restart=true) continues" in err
     stopped = json.loads(Path("run/summary.json").read_text())
     assert stopped["status"] == "preempted"
     signal_at(monkeypatch, stopped["steps"] + 5, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""python -m adaecho.show: a picture of what a run predicts."""
+"""python -m adaecho.show draws predictions of a run."""
 
 import shutil
 from dataclasses import replace
@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from adaecho import evaluate, show
-from adaecho.datasets.split import hold_out
+from adaecho.datasets.split import train_validation_split
 from adaecho.errors import UserError
-from adaecho.figures.image_grid import grid
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
@@ -57,7 +56,7 @@ def test_it_writes_a_picture_of_a_run(
 
 
 class _Perfect(nn.Module):
-    """Answers from the labels it is given, except the third."""
+    """Predicts the given labels, except the third one."""
 
     def __init__(self, labels: torch.Tensor) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class _Perfect(nn.Module):
 def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> None:
     task = build_task(compose_config("task=digits"))
     assert task.pictures is not None
-    _, held_out = hold_out(read_digits(), 360, seed=0)
+    _, held_out = train_validation_split(read_digits(), 360, seed=0)
     labels = torch.from_numpy(held_out["label"])
     (only,) = task.pictures(_Perfect(labels), 5, torch.device("cpu"))
     right = int(labels[2])
@@ -82,16 +81,7 @@ def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> Non
     assert only.image.dtype == np.uint8
 
 
-@pytest.mark.parametrize("name", ["$5_{x", "$10_^"])
-def test_names_of_classes_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
-    box = ((1.0, 1.0, 3.0, 3.0), name)
-    grid([(np.zeros((8, 8, 3), np.uint8), name, [box], [box])], tmp_path / "names.png")
-    assert (tmp_path / "names.png").stat().st_size
-
-
-def test_what_can_not_be_shown_or_written_is_refused_by_name(
-    digits: Path, tmp_path: Path, refused: Refused
-) -> None:
+def test_an_ordinary_mistake_gets_one_message(digits: Path, tmp_path: Path, refused: Refused) -> None:
     out = tmp_path / "a folder.png"
     out.mkdir()
     said = refused(show.main, digits, "--out", out)
@@ -103,7 +93,7 @@ def test_what_can_not_be_shown_or_written_is_refused_by_name(
     assert "neither weights nor a checkpoint" in refused(show.main, without)
 
 
-def test_a_run_that_reached_its_target_shows_the_model_of_its_end(
+def test_a_finished_run_shows_its_final_weights(
     compose_config: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_picture = []

@@ -1,4 +1,4 @@
-"""A user's own type checker, at its strictest, finds nothing in programs that use the drop-ins as meant."""
+"""mypy --strict accepts programs that use the public API correctly and rejects wrong ones."""
 
 import re
 import subprocess
@@ -68,11 +68,11 @@ AdaScale([])
 
 
 def strict(*places: Path) -> list[str]:
-    # With the project's settings, and so with what `make lint` left in the cache.
+    # The project's settings share the cache with `make lint`.
     command = [sys.executable, "-m", "mypy", "--no-error-summary", *map(str, places)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert not done.stderr, done.stderr
-    # torch leaves Tensor.backward without types.
+    # torch has no types for Tensor.backward.
     return [line for line in done.stdout.splitlines() if 'untyped function "backward"' not in line]
 
 
@@ -81,7 +81,7 @@ def test_programs_pass_mypy_strict_and_wrong_ones_do_not(tmp_path: Path) -> None
     programs |= {f"readme{number}": code for number, code in enumerate(README) if "import cv2" not in code}
     for name, code in programs.items():
         (tmp_path / f"{name}.py").write_text(code)
-    # Lightning's own types take longer than all others together; Grain has none, and Ray may be absent.
+    # Lightning's types take long to check, Grain has none, and Ray may be absent.
     examples = [
         path
         for path in (ROOT / "examples").glob("*.py")

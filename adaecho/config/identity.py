@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adaecho.config.tasks import added_options
-from adaecho.masking import masked
+from adaecho.errors import redact_urls
 
 _ABSENT = object()
 
@@ -14,21 +14,39 @@ COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # a resumed run may only 
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
 # Keys that do not change what a run computes up to a given step. They may differ when a run is resumed.
 _NOT_IDENTITY = {
-    *BUDGETS, "tracking", "callbacks", "search", "fresh", "checkpoint_every_s", "rank_timeout_s",
+    *BUDGETS, "tracking", "callbacks", "search", "restart", "checkpoint_every_s", "rank_timeout_s",
     "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.place",
 }  # fmt: skip
 # Keys added after the first records, with the value that keeps the earlier behaviour. At that value they are
 # not part of the identity, so that run folders keep their names and searches their points.
 _ADDED = {
-    "compile": "off", "adascale.rule": "gain", "data.order": "permutation", "echo.split": False,
+    "compile": "off", "adascale.rule": "gain", "data.order": "permutation", "echo.split_augmentation": False,
     "optimizer.name": "sgd", "optimizer.beta1": 0.9, "optimizer.beta2": 0.999, "optimizer.epsilon": 1e-8,
-    "optimizer.decay_norms_and_biases": True, "optimizer.clip_norm": None, "optimizer.fused": False,
+    "optimizer.decay_norms_and_biases": True, "optimizer.max_grad_norm": None, "optimizer.fused": False,
     "optimizer.zero_redundancy": False, "optimizer.ema_decay": None, "schedule.decay_epochs": None,
-    "schedule.warmup_epochs": None, "schedule.first_drop_steps": None, "schedule.first_drop_epochs": None,
-    "schedule.drop_gap_steps": None, "schedule.drop_gap_epochs": None,
-    "schedule.drop_factor": 10.0, "schedule.counts": "steps", "evaluate.max_examples": None,
-    "target.in_a_row": 1, "target.chance": None, "target.chance_share": 0.5,
+    "schedule.warmup_epochs": None, "schedule.first_milestone_steps": None,
+    "schedule.first_milestone_epochs": None, "schedule.milestone_gap_steps": None,
+    "schedule.milestone_gap_epochs": None,
+    "schedule.milestone_factor": 10.0, "schedule.unit": "steps", "evaluate.max_examples": None,
+    "target.consecutive": 1, "target.chance_level": None, "target.chance_share": 0.5,
 }  # fmt: skip
+
+
+# Run ids and the points of searches are digests of these names and values. A rename must not change them.
+_DIGEST_NAMES = {
+    "echo.split_augmentation": "split", "optimizer.max_grad_norm": "clip_norm", "schedule.unit": "counts",
+    "schedule.first_milestone_steps": "first_drop_steps", "schedule.milestone_gap_steps": "drop_gap_steps",
+    "schedule.first_milestone_epochs": "first_drop_epochs",
+    "schedule.milestone_gap_epochs": "drop_gap_epochs", "schedule.milestone_factor": "drop_factor",
+    "target.consecutive": "in_a_row", "target.chance_level": "chance",
+    "task.color_jitter": "colour_distortion", "task.block_size": "block",
+    "task.vocab_size": "vocabulary", "task.sample_by": "lines",
+}  # fmt: skip
+_DIGEST_VALUES: dict[str, dict[Any, Any]] = {
+    "schedule.shape": {"step_decay": "drops"},
+    "data.order": {"sequential": "stored"},
+    "task.sample_by": {"line": True, "document": False},
+}
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
@@ -43,14 +61,33 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             if (key := group + name) not in _NOT_IDENTITY and added.get(key, _ABSENT) != value
         }
 
-    kept: dict[str, Any] = masked(part(config))  # a url with a new signature names the same data
+    kept: dict[str, Any] = redact_urls(part(config))  # a url with a new signature names the same data
     kept["data"]["max_bad_examples"] = 0  # no effect until it is exceeded
     return kept
 
 
+def digest_key(key: str) -> str:
+    """Return the dotted key that stands for ``key`` in digests."""
+    group, _, name = key.rpartition(".")
+    return f"{group}.{_DIGEST_NAMES.get(key, name)}" if group else name
+
+
+def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
+    """Return an identity with the names and values that digests are computed from."""
+    form = {}
+    for name, value in kept.items():
+        key, values = group + name, _DIGEST_VALUES.get(group + name)
+        is_group = isinstance(value, dict) and not group
+        form[_DIGEST_NAMES.get(key, name)] = (
+            digest_form(value, f"{key}.") if is_group else values.get(value, value) if values else value
+        )
+    return form
+
+
 def run_id(config: dict[str, Any]) -> str:
     """Return ten hex digits that name a run by its identity."""
-    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:10]
+    form = digest_form(identity(config))
+    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:

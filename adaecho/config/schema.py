@@ -21,9 +21,9 @@ from adaecho.errors import ConfigError
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
 DEVICES = ("auto", "cpu", "cuda")
-SCHEDULES = ("constant", "linear_decay", "cosine", "drops")
+SCHEDULES = ("constant", "linear_decay", "cosine", "step_decay")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-COUNTS = ("steps", "fresh_examples")
+UNITS = ("steps", "fresh_examples")
 
 
 @dataclass
@@ -52,7 +52,7 @@ class EchoConfig:
     batch_shuffle_buffer: int = 0  # size in batches, after batch echoing (paper, Fig. 7a)
     max_factor: float = 16.0  # upper bound of factor=auto
     place: str = "auto"  # auto | decoded | encoded; does not change the batches
-    split: bool = False  # echo between the two parts of the augmentation, if the task names two
+    split_augmentation: bool = False  # echo between the two parts of the augmentation, if the task names two
 
 
 @dataclass
@@ -85,7 +85,7 @@ class OptimizerConfig:
     beta2: float = 0.999  # adam and adamw only
     epsilon: float = 1e-8  # adam and adamw only
     decay_norms_and_biases: bool = True  # false: no decay of parameters with fewer than two dimensions
-    clip_norm: float | None = None  # maximum norm of the gradient; null: no clipping
+    max_grad_norm: float | None = None  # maximum norm of the gradient; null: no clipping
     fused: bool = False  # torch's fused kernel
     zero_redundancy: bool = False  # shard the optimizer state over ranks (ZeRO stage 1)
     # decay of an exponential moving average of the weights, which is then evaluated and saved; null: off
@@ -96,21 +96,21 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning-rate schedule. Durations are given in steps or in epochs."""
 
-    shape: str = "constant"  # constant | linear_decay | cosine | drops
+    shape: str = "constant"  # constant | linear_decay | cosine | step_decay
     decay_steps: int | None = None  # duration of linear_decay and cosine; constant afterwards
     decay_factor: float = 100.0  # final learning rate is learning_rate / decay_factor
     warmup_steps: int = 0  # linear warmup, multiplied with the shape
     decay_epochs: float | None = None  # instead of decay_steps
     warmup_epochs: float | None = None  # instead of warmup_steps
-    # drops: divide the learning rate by drop_factor at this step, and once more after drop_gap_steps
-    first_drop_steps: int | None = None
-    first_drop_epochs: float | None = None  # instead of first_drop_steps
-    drop_gap_steps: int | None = None  # null: only one drop
-    drop_gap_epochs: float | None = None  # instead of drop_gap_steps
-    drop_factor: float = 10.0  # divisor at each drop
+    # step_decay: divide the learning rate by milestone_factor here, and again after milestone_gap_steps
+    first_milestone_steps: int | None = None
+    first_milestone_epochs: float | None = None  # instead of first_milestone_steps
+    milestone_gap_steps: int | None = None  # null: only one milestone
+    milestone_gap_epochs: float | None = None  # instead of milestone_gap_steps
+    milestone_factor: float = 10.0  # divisor at each milestone
     # unit of the schedule: steps (optimizer steps) | fresh_examples (batch_size fresh examples are one step,
     # so repeats do not advance the schedule); warmup always counts optimizer steps
-    counts: str = "steps"
+    unit: str = "steps"
 
 
 @dataclass
@@ -119,10 +119,10 @@ class TargetConfig:
 
     metric: str = MISSING  # a metric of the task
     value: float | None = None  # the first evaluation that meets it ends the run; null: never
-    in_a_row: int = 1  # consecutive evaluations that must meet it; the last one gives the cost
+    consecutive: int = 1  # consecutive evaluations that must meet it; the last one gives the cost
     # metric of random guessing: a run that is not better after chance_share of max_fresh_examples has
     # diverged; null: only the loss decides (max_loss)
-    chance: float | None = None
+    chance_level: float | None = None
     chance_share: float = 0.5  # fraction of max_fresh_examples, in (0, 1]
 
 
@@ -197,7 +197,7 @@ class Config:
     compile: str = "off"  # off | default | reduce-overhead (CUDA graphs): torch.compile of the model
     rank_timeout_s: float = 600.0  # ranks that wait longer for each other fail
     threads: int = 1  # CPU threads of torch; equal numbers give identical results
-    fresh: bool = False  # start over; the old folder is kept under another name
+    restart: bool = False  # start over; the old folder is kept under another name
 
 
 _CHOICES = {
@@ -206,7 +206,7 @@ _CHOICES = {
     "data.order": ORDERS,
     "optimizer.name": OPTIMIZERS,
     "schedule.shape": SCHEDULES,
-    "schedule.counts": COUNTS,
+    "schedule.unit": UNITS,
     "adascale.rule": ADASCALE_RULES,
     "precision": ("auto", "float32", "bfloat16"),
     "device": DEVICES,
@@ -216,17 +216,18 @@ _CHOICES = {
 }
 _RANGES = {
     "[1, 1024]": "threads",
-    "[1, inf)": """batch_size echo.shuffle_buffer target.in_a_row evaluate.every_fresh_examples
+    "[1, inf)": """batch_size echo.shuffle_buffer target.consecutive evaluate.every_fresh_examples
         evaluate.batch_size evaluate.max_examples data.validation_examples search.trials search.repeats
         search.workers adascale.num_gradients_to_accumulate rank_timeout_s schedule.decay_factor
-        schedule.drop_factor""",
+        schedule.milestone_factor""",
     "[0, 9e15]": "seed search.seed data.split_seed",
     "[0, inf)": """echo.batch_shuffle_buffer data.num_workers data.prefetch data.max_bad_examples
         search.max_diverged checkpoint_every_s optimizer.weight_decay
-        schedule.decay_steps schedule.warmup_steps schedule.first_drop_steps schedule.drop_gap_steps""",
+        schedule.decay_steps schedule.warmup_steps schedule.first_milestone_steps
+        schedule.milestone_gap_steps""",
     "(0, inf)": """max_steps max_fresh_examples max_train_time_s optimizer.learning_rate optimizer.epsilon
-        optimizer.clip_norm adascale.total_steps schedule.decay_epochs schedule.warmup_epochs
-        schedule.first_drop_epochs schedule.drop_gap_epochs""",
+        optimizer.max_grad_norm adascale.total_steps schedule.decay_epochs schedule.warmup_epochs
+        schedule.first_milestone_epochs schedule.milestone_gap_epochs""",
     "(0, inf]": "max_loss",
     "[0, 1)": "optimizer.momentum optimizer.beta1 optimizer.beta2 optimizer.ema_decay",
     "(0, 1]": "target.chance_share",
@@ -321,28 +322,30 @@ def validate(config: Config) -> None:
         check_factor(VARIANTS[echo.variant], echo.factor, echo.max_factor, echo.batch_shuffle_buffer)
     except ValueError as error:
         raise ConfigError(f"echo.{error}") from None
-    if config.echo.split and config.echo.variant != "example_before_augmentation":
-        raise ConfigError("echo.split=true: needs echo=example_before_augmentation")
+    if config.echo.split_augmentation and config.echo.variant != "example_before_augmentation":
+        raise ConfigError("echo.split_augmentation=true: needs echo=example_before_augmentation")
     check_schedule(config.schedule)
     if config.target.metric == "accuracy" and (config.target.value or 0.0) > 1:
         raise ConfigError(
             f"target.value={config.target.value:g}: accuracy is a fraction; 97 % is target.value=0.97"
         )
-    if config.target.chance is not None and config.max_fresh_examples is None:
-        raise ConfigError("target.chance: needs max_fresh_examples, which is null")
+    if config.target.chance_level is not None and config.max_fresh_examples is None:
+        raise ConfigError("target.chance_level: needs max_fresh_examples, which is null")
     if config.adascale.enabled:
         _validate_adascale(config)
 
 
 def check_schedule(schedule: ScheduleConfig) -> None:
     """Check that each duration is given at most once, and that the shape has the one it needs."""
-    for name in ("decay", "warmup", "first_drop", "drop_gap"):
+    for name in ("decay", "warmup", "first_milestone", "milestone_gap"):
         steps, epochs = getattr(schedule, f"{name}_steps"), getattr(schedule, f"{name}_epochs")
         if steps and epochs is not None:
             raise ConfigError(
                 f"schedule.{name}_steps={steps} and schedule.{name}_epochs={epochs}: give one of the two"
             )
-        needed = {"linear_decay": "decay", "cosine": "decay", "drops": "first_drop"}.get(schedule.shape)
+        needed = {"linear_decay": "decay", "cosine": "decay", "step_decay": "first_milestone"}.get(
+            schedule.shape
+        )
         if name == needed and not (steps or epochs):
             raise ConfigError(
                 f"schedule.{name}_steps={steps}: schedule.shape={schedule.shape} needs a positive number of "
@@ -366,10 +369,10 @@ def _validate_adascale(config: Config) -> None:
         raise ConfigError(
             f"optimizer.name={name}: needs adascale.rule={fitting}, not {adascale.rule}; or {instead}"
         )
-    if changes_rate and config.schedule.counts != "steps":
+    if changes_rate and config.schedule.unit != "steps":
         raise ConfigError(
-            f"schedule.counts={config.schedule.counts}: AdaScale's schedule counts scale-invariant steps; "
-            f"use schedule.counts=steps, or {instead}"
+            f"schedule.unit={config.schedule.unit}: AdaScale's schedule counts scale-invariant steps; "
+            f"use schedule.unit=steps, or {instead}"
         )
     if count == 1 and launched_ranks() == 1:
         raise ConfigError(

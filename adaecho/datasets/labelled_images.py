@@ -10,8 +10,7 @@ from tarfile import TarError
 from typing import Any
 
 from adaecho.datasets.storage import load_tables, visible_files
-from adaecho.errors import DataError, how_they_differ
-from adaecho.masking import masked
+from adaecho.errors import DataError, how_they_differ, redact_urls
 from adaecho.shards import TarShards
 from adaecho.shards.tar_shards import shard_urls
 
@@ -152,11 +151,11 @@ def read_shards(urls: list[str], key: str) -> Iterator[tuple[str, dict[str, Any]
     try:
         for url in shard_urls(urls):
             for example in TarShards(url, shuffle=False):
-                yield f"{example['__key__']} of {masked(url)}", example
+                yield f"{example['__key__']} of {redact_urls(url)}", example
     except (ValueError, OSError, ImportError, TarError) as error:
         raise DataError(f"{key}: {error}") from error
     if example is None:
-        raise DataError(f"{key}: {masked(urls[0])}: the tar shards contain no examples")
+        raise DataError(f"{key}: {redact_urls(urls[0])}: the tar shards contain no examples")
 
 
 def _class_folders(top: Path) -> LabelledImages:

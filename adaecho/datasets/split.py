@@ -10,7 +10,7 @@ from adaecho.errors import ConfigError, DataError
 Arrays = dict[str, NDArray[Any]]
 
 
-class Rows:
+class Subset:
     """Map-style subset of a dataset, which need not fit in memory.
 
     Args:
@@ -33,7 +33,9 @@ class Rows:
         return str(self.dataset.origin(int(self.rows[row])))
 
 
-def hold_out(examples: Arrays, num_validation: int | None, *, seed: int) -> tuple[Arrays, Arrays]:
+def train_validation_split(
+    examples: Arrays, num_validation: int | None, *, seed: int
+) -> tuple[Arrays, Arrays]:
     """Split arrays into training and validation examples by a seeded permutation.
 
     Args:
@@ -47,15 +49,15 @@ def hold_out(examples: Arrays, num_validation: int | None, *, seed: int) -> tupl
     Raises:
         DataError: ``num_validation`` is None, or no training example would be left.
     """
-    splits = hold_out_rows(len(next(iter(examples.values()))), num_validation, seed=seed)
+    splits = split_indices(len(next(iter(examples.values()))), num_validation, seed=seed)
     train, validation = ({name: array[rows] for name, array in examples.items()} for rows in splits)
     return train, validation
 
 
-def hold_out_rows(
+def split_indices(
     number: int, num_validation: int | None, *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the training and validation examples of ``hold_out``, for ``Rows``.
+    """Indices of the training and validation examples of ``train_validation_split``, for ``Subset``.
 
     Raises:
         DataError: ``num_validation`` is None, or no training example would be left.

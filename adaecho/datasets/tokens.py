@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from adaecho.cache import cache_folder
 from adaecho.config.schema import DataConfig
 from adaecho.datasets.documents import Documents
-from adaecho.datasets.split import hold_out_rows
+from adaecho.datasets.split import split_indices
 from adaecho.datasets.storage import BadExampleBudget, digest_of_files
 from adaecho.errors import ConfigError, DataError
 
@@ -176,7 +176,7 @@ def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig
     number = sum(1 for _ in texts("train", count=True))
     own, held_out = documents.held_out or "", set[int]()
     if data.validation_examples is not None or not own:
-        held_out.update(hold_out_rows(number, data.validation_examples, seed=data.split_seed)[1].tolist())
+        held_out.update(split_indices(number, data.validation_examples, seed=data.split_seed)[1].tolist())
     kept = (text for row, text in enumerate(texts("train")) if row not in held_out)
     tokenizer = train_tokenizer(kept, packing.vocabulary)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
@@ -190,8 +190,8 @@ def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig
     for split in sizes:
         if (folder / f"{split}.bin").stat().st_size < (packing.block + 1) * dtype.itemsize:
             raise DataError(
-                f"data.path: its {split} text is too short for one example of task.block={packing.block} "
-                "tokens; add text, or reduce the block"
+                f"data.path: its {split} text is too short for one example of "
+                f"task.block_size={packing.block} tokens; add text, or reduce the block size"
             )
     meta = {
         "documents": sizes,
@@ -237,8 +237,8 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
     found = tokenizer.get_vocab_size()
     if found != vocabulary:
         raise ConfigError(
-            f"task.vocabulary={vocabulary}: this text supports {found} subwords, including 256 bytes and two "
-            f"special tokens; set task.vocabulary={found} or less, or add text"
+            f"task.vocab_size={vocabulary}: this text supports {found} subwords, including 256 bytes and two "
+            f"special tokens; set task.vocab_size={found} or less, or add text"
         )
     return tokenizer
 

@@ -1,6 +1,6 @@
 """EchoLoader: data echoing as a drop-in for torch.utils.data.DataLoader.
 
-Importing this imports no torch until the class is touched: ``echo.variants`` is for configs too.
+This package imports torch only when ``EchoLoader`` is used, because configurations import ``echo.variants``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,15 +1,15 @@
-"""Work around two properties of Lightning's loops, which do not notify a loader.
+"""Workarounds for two properties of Lightning's loops, which do not notify a loader.
 
-*Taken*: of a loader without a length its fetcher takes one batch ahead of the step, to know which is the last
-(``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). It saves ``state_dict()`` of the loader as it is
-then: that batch would be lost at a resume.
+*Prefetch*: from a loader without a length the fetcher takes one batch ahead of the step, to detect the last
+one (``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). It then saves the loader's ``state_dict()``,
+so a resume would lose that batch.
 
-*Left undone*: a checkpoint of an epoch's end, which is its default, holds the loader's state, which isn't
-loaded (``FitLoop.restarting``: "if the last epoch completely finished, we are not actually restarting"): the
-first epoch's batches would come again. With ``max_steps`` it is loaded, but the loop finishes the epoch that
-had ended with the iterator that it makes first, and makes another for the next: one would be left out.
+*End of an epoch*: a checkpoint at the end of an epoch, the default, holds the loader's state, but Lightning
+does not load it (``FitLoop.restarting``: "if the last epoch completely finished, we are not actually
+restarting"). The batches of the first epoch would come again. With ``max_steps`` Lightning loads the state,
+but it uses the first iterator to finish the completed epoch, and would skip one epoch.
 
-So the loop is looked up among the callers.
+Both workarounds find the loop among the callers.
 """
 
 import sys
@@ -17,25 +17,25 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-_DEPTH = 3  # a batch, its number and its loader's; the batches of several loaders, in a dict or list
+_DEPTH = 3  # nesting of a batch, its index, and the batches of several loaders
 
 
 def holds_last_batch(batch_id: int) -> bool:
-    """Whether the loop that calls, if one does, holds a batch that it has not given to a step.
+    """Whether a calling loop holds a batch that no step has received.
 
     Args:
-        batch_id: ``id`` of the last batch given; of several loaders it tells whether it is this one's.
+        batch_id: ``id`` of the last batch of this loader.
     """
     fetchers = (getattr(loop, "_data_fetcher", None) for _, loop in _methods_that_call())
     return _holds(getattr(next(filter(None, fetchers), None), "batches", ()), batch_id, _DEPTH)
 
 
 class EpochEnd(NamedTuple):
-    """What a Trainer that resumes after an epoch's last batch leaves to a loader of its.
+    """Tasks of a loader whose Trainer resumes after the last batch of an epoch.
 
     Attributes:
-        state: to be loaded, if that is left.
-        is_over: the iterator it asks for is that of the epoch that had ended, and has nothing to give.
+        state: the state to load, or None.
+        is_over: whether the requested iterator is of the completed epoch and must be empty.
     """
 
     state: dict[str, Any] | None
@@ -43,9 +43,9 @@ class EpochEnd(NamedTuple):
 
 
 def resumed_at_end(loader: Any) -> EpochEnd | None:
-    """What a Trainer leaves that asks for its first iterator after an epoch's end; None if none does."""
+    """Return the tasks if a Trainer that resumed at the end of an epoch requests its first iterator."""
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)
-    combined = getattr(loop, "_combined_loader", None)  # None while it only tries whether it can iterate
+    combined = getattr(loop, "_combined_loader", None)  # None during the check that the loader is iterable
     if combined is None or not getattr(loop, "is_resuming", False):
         return None
     stateful = [one for one in combined.flattened if hasattr(one, "load_state_dict")]
@@ -58,13 +58,13 @@ def resumed_at_end(loader: Any) -> EpochEnd | None:
     epochs, batches = loop.epoch_progress.total, loop.epoch_loop.batch_progress
     if not batches.is_last_batch:
         return None
-    # Of a state saved before on_train_batch_end was through it begins an epoch with this iterator.
+    # With a state saved before on_train_batch_end completed, this iterator begins an epoch.
     begun, through = epochs.started == epochs.ready, batches.total.completed == batches.total.processed
     return EpochEnd(None, is_over=begun and through)
 
 
 def _methods_that_call() -> Iterator[tuple[str, Any]]:
-    """Of Lightning, the innermost first: the name of each and its object."""
+    """Yield the name and object of each calling method of Lightning, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning.")):

@@ -14,112 +14,115 @@ from adaecho.echo import settings as given
 from adaecho.echo import state as saved
 from adaecho.echo.batch.augment import Functions
 from adaecho.echo.batch.batches import Batch
-from adaecho.echo.batch.whole import ToDevice
-from adaecho.echo.gauges import Gauges
+from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.lightning import holds_last_batch, resumed_at_end
-from adaecho.echo.order.factor import AutoFactor
+from adaecho.echo.order.stream import AutoFactor
 from adaecho.echo.pipeline import CLOSE_WAIT_S, Pipeline
 from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.settings import Settings
-from adaecho.echo.state import Position
-from adaecho.echo.threads.timers import Timers
-from adaecho.echo.threads.workers import Stopped
+from adaecho.echo.state import LoaderCursor
+from adaecho.echo.stats import LoaderStats, Timers
+from adaecho.echo.threads import Shutdown
 
 
-class EchoLoader(Gauges):
-    """Batches for SGD, with data echoing (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3).
+class EchoLoader(LoaderStats):
+    """Load batches for SGD with data echoing (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3).
 
-    The stages of each variant; every one has a single shuffle buffer of the same size::
+    Each variant has one shuffle buffer of the same size::
 
         none                         read > decode > shuffle > augment > batch
         example_before_augmentation  read > decode > echo > shuffle > augment > batch
         example_after_augmentation   read > decode > augment > echo > shuffle > batch
         batch                        read > decode > shuffle > augment > batch > echo [> shuffle batches]
 
-    All randomness is a function of (seed, fresh serial number, echo index, purpose): batches are the same
-    for any ``num_workers`` and ``prefetch``, and after any resume. Iteration is endless unless ``epochs`` is
-    given: epochs follow one another inside the stream and no batch is short; a second ``iter()`` continues.
+    All randomness is a function of the seed, the serial number of the fresh example, the echo index and the
+    purpose. Batches are therefore the same for any ``num_workers`` and ``prefetch``, and after any resume.
+    Iteration is endless unless ``epochs`` is given. Epochs follow one another inside the stream, so that no
+    batch between them is short. A second ``iter()`` continues the stream.
 
-    The first six arguments are what most loops need; the others follow by theme: examples, their order,
-    speed, more of the echo, ranks.
+    Most loops need only the first six arguments.
 
     Args:
         source: arrays or CPU tensors (alone, in a dict or in a tuple), a map-style dataset, an iterable, or a
-            function that returns an iterator for each pass.
-        batch_size: examples per batch, 1 by default as in a DataLoader. None: the source gives whole batches
-            (a DataLoader, say), which are passed on in its order or, with ``echo="batch"``, repeated;
-            ``decode`` takes a whole batch then.
-        echo: one of ``none``, ``batch``, ``example_before_augmentation``, ``example_after_augmentation``.
-        factor: echoing factor e >= 1: how often each item leaves the echo stage. Not whole: floor or ceil
-            for each item, right in expectation. ``auto`` follows R, from 1 up to ``max_factor``.
-        shuffle_buffer: examples; 0 doesn't shuffle beyond ``order``.
-        augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
-            with ``augment.block(arrays, keys)``, vectorised; or of one argument, which draws from the global
-            generators, seeded for each example. It returns a new object, or writes into arrays and tensors,
-            of which each repeat has its own. A pair ``(once, each_time)`` of these is split by
-            ``example_before_augmentation``: the first comes before the echo, once for each fresh example, the
-            second after it. Elsewhere one follows the other.
-        decode: ``decode(example)``, deterministic. Where it has ``for_augment(augment)``, that gives what
-            decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
-        collate: a list of examples to a batch in new memory; by default torch's, and tuples stay tuples. It
-            must not draw from the global generators: ``collate(examples, rng)`` gets a generator keyed to the
-            batch. One thread at a time calls it, unless it says ``thread_safe = True``.
-        place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
-            ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
-            repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
-            each fresh example once on its way in, and drops the result, so that a bad one is still skipped.
-            ``auto`` takes ``encoded`` where that costs nothing more (nothing echoed before augmentation, no
-            bad examples allowed), or where a buffer of decoded examples as large as the source's first would
-            take more than half of the free memory.
-        max_bad_examples: undecodable examples to skip and list in ``bad_examples``; failures of machine and
-            network are always raised.
-        batch_length: examples in a whole batch, where its form (see ``batch.whole``) doesn't tell.
-        order: where the source has a length: ``permutation`` (a new one for each epoch), ``shards`` (shuffled
-            for each epoch and read through) or ``stored``. What can only be iterated has an order of its own.
-        sampler: gives the rows of each pass, as a DataLoader's, in place of ``order``; see
-            ``order.permutation.SampledOrder``.
-        epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
-            endless. Every rank makes equally many batches: where its passes can't be shared out evenly, up
-            to ``world_size - 1`` of their first examples come again at the end, as with DistributedSampler.
-            With ``batch_shuffle_buffer`` each rank's short batch falls on a step of its own.
-        drop_last: leave out a short batch at the end of an iteration, and of several ranks the remainder that
-            can't be shared out evenly.
-        seed: any integer, taken modulo 2**64.
-        num_workers: worker processes, as in a DataLoader, which read a map-style dataset, keep its examples,
-            decode and augment them; 0 works inline. They are threads where nothing needs processes: the
-            source is arrays, iterated (which one thread does), or says ``thread_safe = True``, and so do
-            ``decode`` and ``augment``, if there are any, or are vectorised. Processes are forked at the first
-            batch of an iteration; without fork (macOS, Windows) what needs them works inline. Around
-            something that works ahead by itself, as a DataLoader with workers, R needs 1 to be right.
-        processes: worker processes in any case, for what is thread-safe but holds the interpreter's lock.
-        prefetch: batches read ahead of the echo stage. None: two for each worker, as a DataLoader's.
-        device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
-        batch_shuffle_buffer: batches, after batch echoing (paper, Fig. 7a); 0 repeats a batch at once.
-        max_factor: bound of ``factor="auto"``.
-        rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
-            whole batches, which their maker has shared out.
-        state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
-            checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
-        arguments_of_data_loader: other arguments that a DataLoader has. ``dataset``, ``shuffle``,
-            ``collate_fn`` and ``prefetch_factor`` are taken for ``source``, ``order``, ``collate`` and
-            ``prefetch``, others refused with what replaces them (docs/around-your-loader.md).
+            function that returns an iterator for each epoch.
+        batch_size: examples per batch, 1 by default as in a DataLoader. With None the source yields whole
+            batches, e.g. a DataLoader. The loader passes these on in the source's order or repeats them
+            with ``echo="batch"``. ``decode`` then receives a whole batch.
+        echo: ``none``, ``batch``, ``example_before_augmentation`` or ``example_after_augmentation``.
+        factor: echoing factor e >= 1, the number of times each item leaves the echo stage. If e is not an
+            integer, each item is repeated floor(e) or ceil(e) times, at random, e times on average. With
+            ``auto`` the factor follows R, between 1 and ``max_factor``.
+        shuffle_buffer: examples in the shuffle buffer. With 0 only ``order`` shuffles.
+        augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat. An
+            object with ``augment.block(arrays, keys)`` is vectorised. ``augment(example)`` draws from the
+            global generators, which the loader seeds for each example. An augmentation returns a new object
+            or writes into arrays and tensors; each repeat has separate copies of these. A pair
+            ``(once, each_time)`` splits the augmentation under ``example_before_augmentation``: ``once``
+            runs before the echo, ``each_time`` after it. The other variants run one after the other.
+        decode: ``decode(example)``, deterministic. If the buffer holds encoded examples and ``decode`` has
+            ``for_augment(augment)``, the loader decodes with its result. That function may decode only the
+            part that the augmentation needs.
+        collate: turns a list of examples into a batch in new memory; by default torch's ``default_collate``,
+            except that tuples stay tuples. It must not draw from the global generators:
+            ``collate(examples, rng)`` receives a generator keyed to the batch. One thread at a time calls
+            it, unless it declares ``thread_safe = True``.
+        place: the form of examples in the shuffle buffer and in an echo before augmentation. Batches are the
+            same in either form. ``decoded`` decodes each fresh example once. ``encoded`` decodes each repeat
+            and needs memory for encoded examples only; with ``max_bad_examples`` it also decodes each fresh
+            example once on entry, to skip a bad one. ``auto`` chooses ``encoded`` if that decodes no more
+            often (no echo before augmentation, ``max_bad_examples=0``), or if decoded examples as large as
+            the first would take more than half of the free memory.
+        max_bad_examples: number of undecodable examples to skip and list in ``bad_examples``. Errors of the
+            machine or the network are always raised.
+        batch_length: function that returns the number of examples in a whole batch. Needed only if the form
+            of the batch does not show it.
+        order: order of a source with a length: ``permutation`` (a new one for each epoch), ``shards``
+            (shards shuffled for each epoch, each read in order) or ``stored``. An iterable has its own order.
+        sampler: yields the rows of each epoch, as in a DataLoader. It replaces ``order``.
+        epochs: number of epochs of each ``iter()``. The last one drains the buffer and may end with a short
+            batch. None is endless. All ranks make the same number of batches: if an epoch does not divide
+            evenly, up to ``world_size - 1`` of its first examples are repeated at the end, as with
+            DistributedSampler. With ``batch_shuffle_buffer`` the short batch falls on different steps of
+            different ranks.
+        drop_last: drop a short last batch, and the examples that do not divide evenly among ranks.
+        seed: any integer, used modulo 2**64.
+        num_workers: number of worker processes, as in a DataLoader. They read a map-style dataset, cache,
+            decode and augment its examples. 0 works inline. Workers are threads if the source consists of
+            arrays, is an iterable (read by one thread), or declares ``thread_safe = True``, and ``decode``
+            and ``augment`` are vectorised or declare it too. Processes are forked at the first batch of an
+            iteration. Without fork (macOS, Windows) code that needs processes works inline. R around a source
+            with its own read-ahead, e.g. a DataLoader with workers, is correct only with at least 1 worker.
+        processes: use worker processes even for thread-safe code, e.g. if that code holds the GIL.
+        prefetch: batches to read ahead of the echo stage. None: two for each worker, as in a DataLoader.
+        device: device to which the loader's threads copy batches during the step. None leaves batches on
+            the CPU.
+        batch_shuffle_buffer: batches in a shuffle buffer after batch echoing (paper, Fig. 7a). With 0 the
+            repeats of a batch follow one another.
+        max_factor: upper bound for ``factor="auto"``.
+        rank, world_size: this process's share of the examples; by default those of torch.distributed, else
+            0 and 1. Not used with whole batches, which their source has already sharded.
+        state_of_all_ranks: ``state_dict()`` returns the cursors of all ranks of torch.distributed, for
+            checkpoints that one rank writes (Lightning, Fabric, Accelerate). All ranks call it together.
+        arguments_of_data_loader: other arguments of a DataLoader. ``dataset``, ``shuffle``, ``collate_fn``
+            and ``prefetch_factor`` stand for ``source``, ``order``, ``collate`` and ``prefetch``. The loader
+            refuses the rest and names the replacement (docs/around-your-loader.md).
 
     Attributes:
-        agree_on_R: what ``factor="auto"`` follows, as a function of this rank's R (None until known); may be
-            assigned. All ranks call it after the same numbers of batches, so it may ask the others.
+        agree_on_R: function of this rank's R (None until known) that returns the R that ``factor="auto"``
+            follows. Assign one to agree across ranks: all ranks call it after the same number of batches.
 
     Raises:
-        ValueError: an argument can't be; the message names it, its value and the remedy.
-        TypeError: neither this nor a DataLoader has such an argument.
+        ValueError: an argument is invalid; the message names it, its value and the remedy.
+        TypeError: neither EchoLoader nor DataLoader has this argument.
     """
 
-    _position = Position()
-    _ahead: Batch | None = None  # the next batch, made and not taken
-    _before: tuple[Position, int] | None = None  # where the last batch was taken, and its id
-    _resumed = False  # from a state; the next iter() goes on with the iteration in progress
+    _position = LoaderCursor()
+    _ahead: Batch | None = None  # the next batch, if it has been made
+    _before: tuple[LoaderCursor, int] | None = None  # cursor before the last batch, and its id
+    _resumed = False  # a state was loaded: the next iter() continues its iteration
     _failed: Exception | None = None
     _closed = False
-    _next_iteration: int | None = None  # that set_epoch asked for
+    _next_iteration: int | None = None  # requested by set_epoch
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class EchoLoader(Gauges):
             prefetch = others["prefetch_factor"] * num_workers
         prefetch = None if prefetch is None else given.whole("prefetch", prefetch, 0)
         collate = collate or others.get("collate_fn")
-        # Neither given a part nor told one by torch.distributed.
+        # Neither the caller nor torch.distributed gave a rank.
         self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
         self.settings = settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed,
@@ -178,15 +181,15 @@ class EchoLoader(Gauges):
         self._clocks = Timers(self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self.agree_on_R: Callable[[float | None], float | None] = lambda mine: mine
-        self._taking: dict[str, int] = {}  # the thread that takes a batch
+        self._taking: dict[str, int] = {}  # the thread that requests a batch
         self._finalizer = weakref.finalize(self, self._pipeline.forgotten)
-        self._finalizer.atexit = False  # the pipelines see to that themselves
+        self._finalizer.atexit = False  # the atexit handler closes the pipelines
         if epochs is None:
             self._position, self._pipeline.run = self._pipeline.begin(self._position, 1)
             self._pipeline.left = None
 
-    # Iteration. One rule for interruptions: a run is taken out while it makes a batch. Whatever ends that, an
-    # error or Ctrl-C, the run is gone with all its threads and caches, and another begins at the position.
+    # Iteration. One rule for interruptions: the loader detaches its run while that makes a batch. After an
+    # error or Ctrl-C the run is discarded with its threads and caches, and a new run begins at the cursor.
 
     def __iter__(self) -> Iterator[Any]:
         self._check_process()
@@ -194,18 +197,18 @@ class EchoLoader(Gauges):
         if end is not None:
             if end.state is not None:
                 self.load_state_dict(end.state)
-            self._resumed = False  # what was left of that epoch's pass is left out, as without the resume
+            self._resumed = False  # skip the rest of that epoch, as without the resume
             if end.is_over:
                 return iter(())
         pipeline, iterator = self._pipeline, EchoIterator(self)
         if self._resumed and self._position.in_pass and not pipeline.source.thread_safe:
-            self._resume()  # with what the dataset has been told since, its epoch perhaps
+            self._resume()  # a later set_epoch of the dataset counts
         position, run, left = self._position, pipeline.run, pipeline.left
         if self.settings.epochs is not None and not (self._resumed and position.in_pass):
             self._ahead = None
             self._clocks.pause()
             (position, run), left = pipeline.begin(position, self._upcoming), None
-        # In one statement: the iteration has begun, or not.
+        # One statement, so that an interrupt leaves either the old iteration or the new one.
         (
             self._position, pipeline.run, pipeline.left, self._before, self._failed, self._taking,
             self._resumed, self._next_iteration, self._newest,
@@ -213,7 +216,7 @@ class EchoLoader(Gauges):
         return iterator
 
     def _next(self) -> Batch:
-        """The next batch. It is taken once its position is the loader's."""
+        """Return the next batch; the caller then moves the cursor."""
         batch = self._look_ahead()
         if batch is None:
             raise StopIteration
@@ -224,14 +227,14 @@ class EchoLoader(Gauges):
         return batch
 
     def _look_ahead(self) -> Batch | None:
-        """The next batch, made if it isn't at hand; None at the end of the iteration."""
+        """Make the next batch unless it has been made; None at the end of the iteration."""
         if self._ahead is not None:
             return self._ahead
         here = threading.get_ident()
         if self._taking.setdefault("thread", here) != here:
             raise RuntimeError(
-                "another thread is taking a batch of this EchoLoader: one thread takes its batches; let "
-                "that one hand them on, or make a loader for each (rank=, world_size= share the examples out)"
+                "another thread is requesting a batch from this EchoLoader: only one thread may request "
+                "batches; pass them on from that thread, or make one loader per thread (rank=, world_size=)"
             )
         try:
             self._check_can_go_on()
@@ -249,9 +252,9 @@ class EchoLoader(Gauges):
             run, pipeline.run = pipeline.run, None
             assert run is not None
             batch = run.next()
-        except Stopped:
+        except Shutdown:
             raise RuntimeError(
-                "another thread closed this EchoLoader, which was making its next batch"
+                "another thread closed this EchoLoader while it was making its next batch"
             ) from None
         except BaseException as error:
             if isinstance(error, Exception):
@@ -266,7 +269,7 @@ class EchoLoader(Gauges):
         return batch
 
     def _resume(self) -> None:
-        """Have a run at the position, where the one before was given up."""
+        """Replace the run by a new one at the cursor."""
         self._ahead = None
         self._clocks.pause()
         pipeline = self._pipeline
@@ -274,14 +277,14 @@ class EchoLoader(Gauges):
 
     def _check_can_go_on(self) -> None:
         if self._closed:
-            raise RuntimeError("this EchoLoader was closed; make another one")
+            raise RuntimeError("this EchoLoader was closed; create a new one")
         if self._failed is not None:
             again = (
-                "goes on after the last batch" if self.settings.epochs is None else "begins a new iteration"
+                "continues after the last batch" if self.settings.epochs is None else "begins a new iteration"
             )
             raise RuntimeError(
-                f"this EchoLoader was stopped by an error ({type(self._failed).__name__}); iter(loader) "
-                f"{again}, loader.load_state_dict(state) goes on from a state"
+                f"an error stopped this EchoLoader ({type(self._failed).__name__}); iter(loader) {again}, "
+                "loader.load_state_dict(state) continues from a state"
             ) from self._failed
         pool = self._pipeline.pool
         if self._position.in_pass and pool is not None:
@@ -289,10 +292,10 @@ class EchoLoader(Gauges):
             pool.resume_for_caller()
 
     def __len__(self) -> int:
-        """Batches of one iteration: of the one in progress, else, or once it is given up, of the next.
+        """Return the number of batches of the current iteration, or of the next if none is active.
 
         Raises:
-            TypeError: it is endless, or not known.
+            TypeError: iteration is endless, or the number is unknown.
         """
         self._check_alone()
         position = self._position
@@ -304,19 +307,19 @@ class EchoLoader(Gauges):
 
     @property
     def _upcoming(self) -> int:
-        """The iteration that begins next."""
+        """Number of the next iteration."""
         return self._position.iteration + 1 if self._next_iteration is None else self._next_iteration
 
     def next_fresh_examples(self) -> int:
-        """What ``fresh_examples`` will be once the next batch has been taken; waits for that batch."""
+        """Return the value that ``fresh_examples`` will have after the next batch; waits for that batch."""
         batch = self._look_ahead()
         return self.fresh_examples if batch is None else batch.position.fresh_examples
 
     def peek(self) -> Any:
-        """The next batch, which stays the next one; waits for it.
+        """Return the next batch without consuming it; waits for it.
 
         Raises:
-            StopIteration: the iteration is at its end.
+            StopIteration: the iteration has ended.
         """
         batch = self._look_ahead()
         if batch is None:
@@ -327,23 +330,25 @@ class EchoLoader(Gauges):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The position just after the last batch taken, whatever has been read ahead.
+        """Return the cursor after the last batch that ``next()`` returned; read-ahead does not count.
+
+        Any thread may call this at any time.
 
         Returns:
-            Numbers, strings and lists, few whatever the buffers hold: what ``torch.load(weights_only=True)``
-            accepts.
+            A flat dict from names to numbers, strings and lists of numbers, a few kilobytes for any buffer.
+            ``torch.load(weights_only=True)``, JSON and ``torch.distributed.checkpoint`` can store it.
         """
         self._check_process()
         last = self._before
         taken = last[0] if last is not None and holds_last_batch(last[1]) else self._position
-        state = saved.sealed({**self._pipeline.state(taken), "clocks": self._clocks.state_dict()})
+        state = {**self._pipeline.state(taken), "timers": self._clocks.state()}
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
     def _check_alone(self) -> None:
         if self._made_alone and self.batch_size is not None:
             given.check_still_alone()
         elif self._made_alone and given.is_distributed():
-            self._made_alone = False  # whole batches, which their maker is to share out
+            self._made_alone = False  # the source shards whole batches
             warn_if_unshared(self._dataset, given.share(None, None)[1])
 
     def _check_process(self) -> None:
@@ -352,34 +357,36 @@ class EchoLoader(Gauges):
             self._pipeline.pool.check_process()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to a position; what has to be read again for it is counted in ``reread_examples``.
+        """Restore a cursor. The next batch is the one that followed the state.
 
-        What lay in a buffer is read when it first leaves, of what can only be iterated at once. The factor
-        may be another one; between two iterations so may ranks, batch size, echo and buffers.
+        Before that batch the loader reads the examples of its buffers again and counts them in
+        ``reread_examples``. The factor may differ from the saved one. Between two iterations the ranks,
+        batch size, echo and buffers may differ too.
 
         Raises:
-            ValueError: the state is another loader's; the message names the argument that differs.
+            ValueError: the state is of a loader with other settings or another source; the message names the
+                argument that differs.
         """
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
         saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
         self._position, self._failed, self._before = pipeline.restore(state), None, None
         self._resume()
-        self._clocks.load_state_dict(state["clocks"])
+        self._clocks.load_state(state["timers"])
         self._resumed, self._next_iteration = True, None
         if self.settings.epochs is not None and self._position.in_pass:
-            # A position after the last batch of an iteration: the next iter() begins a new one. What lies
-            # behind that batch has not been met yet.
+            # After the last batch of an iteration the next iter() begins a new one. Bad examples behind that
+            # batch must not count yet.
             fresh_examples = self._position.fresh_examples
             if self._look_ahead() is None:
                 self._position = self._position._replace(fresh_examples=fresh_examples)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next ``iter()`` begin iteration number ``epoch``, from 0, as of ``DistributedSampler``.
+        """Begin iteration number ``epoch``, counted from 0, at the next ``iter()``.
 
-        Each ``iter()`` goes on to the next by itself: to call this with the number of the epoch before it
-        changes nothing, nor in an iteration restored from a state, or without ``epochs=``. A new loader
-        around what is only iterated draws as in iteration 0, with a warning: give it another ``seed``.
+        Calling this is optional, unlike with DistributedSampler: each ``iter()`` begins the next iteration.
+        It has no effect without ``epochs=``, or in the iteration that a state restored. A new loader around
+        an iterable warns and draws as in iteration 0; pass another ``seed`` instead.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
@@ -387,7 +394,7 @@ class EchoLoader(Gauges):
 
     @property
     def sampler(self) -> Any:
-        """What was given as one; there is no such attribute otherwise, which is what trainers look for."""
+        """The given sampler. Without a sampler the attribute does not exist, which trainers check."""
         if self._sampler is None:
             raise AttributeError("'EchoLoader' object has no attribute 'sampler'")
         return self._sampler
@@ -396,9 +403,9 @@ class EchoLoader(Gauges):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No upstream work while inside, e.g. during an evaluation or a checkpoint; waits for work under way.
+        """Pause all work of the loader, e.g. during an evaluation; waits for work in progress.
 
-        The step it falls into is not clocked. A batch that the pausing thread takes inside ends the pause.
+        The current step is not timed. If the pausing thread requests a batch, the pause ends.
         """
         pool = self._pipeline.pool
         already = pool is None or pool.paused_by is not None
@@ -412,11 +419,11 @@ class EchoLoader(Gauges):
                 pool.resume()
 
     def close(self, wait_s: float | None = None) -> None:
-        """End all threads and processes, and let go of the source; the loader can't be iterated any more.
+        """Stop all threads and processes and close the source. The loader cannot be iterated afterwards.
 
         Args:
-            wait_s: for threads that are in a call of the source's, at most; those that are still in it are
-                left behind with a RuntimeWarning. By default 10 seconds.
+            wait_s: longest wait for threads inside a call of the source, in seconds; 10 by default. A thread
+                that has not returned by then continues in the background, with a RuntimeWarning.
         """
         self._closed, self._ahead = True, None
         if self._finalizer.detach() is not None:
@@ -430,10 +437,7 @@ class EchoLoader(Gauges):
 
 
 class EchoIterator:
-    """The iterator of an EchoLoader; all iterators of one share its position.
-
-    When the newest is given up, what has been read ahead is kept for the next one.
-    """
+    """Iterator of an EchoLoader. All iterators of a loader share its cursor and its read-ahead."""
 
     def __init__(self, loader: EchoLoader) -> None:
         self._loader, self._warned = loader, False
@@ -447,12 +451,12 @@ class EchoIterator:
         if not self._warned and newest is not None and newest() is not self:
             self._warned = True
             warnings.warn(
-                "an EchoLoader has one position, which its iterators share: this one takes batches from a "
-                "newer one; make a second EchoLoader to iterate twice at a time",
+                "iterators of an EchoLoader share one cursor: this one takes batches from a newer iterator; "
+                "create a second EchoLoader to iterate twice at the same time",
                 stacklevel=2,
             )
         batch = loader._next()
         before = loader._position, id(batch.content)
-        # From here on the batch is the consumer's: no call may follow, in which an interrupt could lose it.
+        # No call may follow this statement: an interrupt in it would lose the batch.
         loader._before, loader._position, loader._ahead, loader._resumed = before, batch.position, None, False
         return batch.content

@@ -1,12 +1,12 @@
-"""What a loader keeps as long as it lives, and its run: all caches and threads from a position on.
+"""The permanent parts of a loader (Pipeline) and its caches and threads from a cursor on (Run).
 
-The stages of each variant in the paper's order, in one thread or several, as a stream of batches. With worker
-threads the queue that reads ahead lies before the echo: a bottleneck upstream must never wait for a burst of
-repeats downstream.
+A run connects the stages of a variant in the paper's order, in one or more threads. With workers the prefetch
+queue lies before the echo, so that a bottleneck upstream never waits for a burst of repeats downstream.
 """
 
 import _thread
 import atexit
+import json
 import math
 import os
 import threading
@@ -14,65 +14,76 @@ import warnings
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, Collating, EchoedBatches, Making
-from adaecho.echo.batch.owners import Owners
-from adaecho.echo.batch.whole import ToDevice, batch_length
-from adaecho.echo.memory.budget import check_slots
-from adaecho.echo.memory.pool import ExamplePool, ResidentPool
+from adaecho.echo.batch.batches import Batch, BatchBuilder, Batches, Collator, EchoedBatches
+from adaecho.echo.batch.device import ToDevice, batch_length
+from adaecho.echo.batch.process_workers import WorkerProcesses, can_fork
+from adaecho.echo.memory.pool import ExamplePool, ResidentPool, check_slots
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.stage import Stage
+from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.order.stream import Rows
 from adaecho.echo.read import Source
-from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader, ReaderState
-from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.chunks import PrefetchQueue, Preparation, Reader, ReaderState, warn_caller
 from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
 from adaecho.echo.settings import Settings, order_of, refuse, whole
-from adaecho.echo.state import VERSION, Held, Position, Streams
-from adaecho.echo.threads.processes import can_fork
-from adaecho.echo.threads.timers import Counters
-from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
+from adaecho.echo.state import VERSION, Held, LoaderCursor, Streams
+from adaecho.echo.threads import InlineMap, OrderedMap, ThreadPool
 
-DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
-_LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
-_FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
-CLOSE_WAIT_S = 10.0  # for a source that does not answer
-_OPEN: dict["Pipeline", int] = {}  # what a process's exit has to close, by the order of its making
+DOWNSTREAM_QUEUE = 2  # more would only take memory, and the GIL from the training step
+_LEAST_BLOCK = 1024  # items that enter the buffer at once while it fills
+_FREE_LOOKAHEAD = 2048  # rows planned at once for arrays in memory
+CLOSE_WAIT_S = 10.0  # longest wait for a call of the source
+_OPEN: dict["Pipeline", int] = {}  # pipelines to close at exit, and their processes, in order of creation
 _TOLD_NO_FORK = (
-    "num_workers: the dataset, decode or augment doesn't say thread_safe = True, and no worker processes can "
-    "be forked here: all of it works in place, as with num_workers=0; declare thread_safe = True what "
-    "several threads may call at once, and workers are threads"
+    "num_workers: the dataset, decode or augment does not declare thread_safe = True, and this platform "
+    "cannot fork worker processes, so all work is inline, as with num_workers=0; declare thread_safe = True "
+    "on code that threads may call in parallel, to use threads"
 )
 
 
-class Pipeline:
-    """The parts of one loader, and the run that is made of them.
-
-    Args:
-        source: where examples come from.
-        settings, functions: of the loader.
-        sampler: an order of rows, or None.
-        device: where batches go.
-        num_workers: threads.
-        prefetch: batches read ahead of the echo; None for two of each worker, if memory has them.
-        processes: workers are processes also where all that they call is thread-safe.
+class Counters(NamedTuple):
+    """Work of the loader so far.
 
     Attributes:
-        streams: of the loader.
-        processes: whether workers are processes: as in a DataLoader, what a user wrote runs in these, unless
-            it says that it is thread-safe.
-        source_length: of what is not only iterated.
-        permutation: how that is permuted (``Permutation.method``).
-        run: that stands at the consumer's position; None where it has been given up.
-        left: the consumer's position and the reader's state there, from when the reader leaves it until the
-            next run is in place: a state that is asked for between the two, as after an interrupt, is of it.
+        upstream_s: seconds of each upstream stage and of each bound on it. Stages overlap, so the largest
+            is the time of upstream.
+        own_s: likewise for the loader's work after the echo.
+        fresh_batches: number of fresh batches.
+    """
+
+    upstream_s: tuple[float, ...]
+    own_s: tuple[float, ...]
+    fresh_batches: float
+
+
+class Pipeline:
+    """The parts of one loader, and its current run.
+
+    Args:
+        source: the source.
+        settings, functions: those of the loader.
+        sampler: an order of rows, or None.
+        device: copies batches to a device.
+        num_workers: number of workers.
+        prefetch: batches to read ahead of the echo; None for two per worker.
+        processes: use processes even for thread-safe code.
+
+    Attributes:
+        streams: streams of the loader.
+        processes: whether workers are processes. As in a DataLoader, the user's code runs in processes unless
+            it declares ``thread_safe``.
+        source_length: length of the source; None for an iterable.
+        permutation: ``Permutation.method``.
+        run: the run at the cursor; None after it was discarded.
+        left: the cursor and the reader's state there while the reader moves to a new run. A state requested
+            in between, e.g. after an interrupt, uses these.
     """
 
     def __init__(
@@ -89,7 +100,7 @@ class Pipeline:
     ) -> None:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
         self.num_workers, self.prefetch = max(whole("num_workers", num_workers, 0), int(processes)), prefetch
-        # Whole batches are decoded by one thread.
+        # One thread decodes whole batches.
         thread_safe = source.thread_safe and (self.streams.whole or functions.thread_safe)
         self.processes = self.num_workers > 0 and (processes or not thread_safe) and can_fork()
         if self.num_workers and not (thread_safe or self.processes):
@@ -97,9 +108,9 @@ class Pipeline:
             warn_caller(_TOLD_NO_FORK)
         refuse(
             processes and settings.batch_size is None,
-            "processes=True with batch_size=None: the source makes whole batches; give it num_workers=",
+            "processes=True with batch_size=None: the source makes whole batches; set num_workers= there",
         )
-        example_bytes = 0  # rows in memory are not copied, and others than a memory map's tell it later
+        example_bytes = 0  # rows in memory are not copied; the size of other examples is unknown
         if isinstance(source, ArraySource) and functions.decode is None and not source.resident:
             example_bytes = source.arrays.example_bytes
         check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
@@ -108,16 +119,16 @@ class Pipeline:
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
-        # Not before a fork: a file that is opened for it would be shared.
+        # Not before a fork: workers would share a file that the dataset opens.
         peek = partial(source.peek, 0) if isinstance(source, MapSource) and not self.processes else None
         place = functions.choose_place(peek)
         before, after = functions.around_the_buffer(place, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
-        collating = Collating(functions.collate, settings.seed, origin)
-        self.making = Making(
+        collating = Collator(functions.collate, settings.seed, origin)
+        self.making = BatchBuilder(
             self.streams.batch_size, after, collating, device.move, length, kept=isinstance(source, MapSource)
         )
-        self.resident, self.group = None, 1  # the source's rows, where they need not be copied into a pool
+        self.resident, self.group = None, 1  # the source's rows, if no pool needs copies
         if isinstance(source, ArraySource):
             self.resident = source.arrays if source.resident and before == Preparation() else None
             if before.decode is None and place == "decoded":
@@ -126,9 +137,9 @@ class Pipeline:
             before = replace(before, stacked=False, length=length)
         self.reader = self._reader(order, before)
         self.run: Run | None = None
-        self.left: tuple[Position, ReaderState] | None = None
+        self.left: tuple[LoaderCursor, ReaderState] | None = None
         self._newest: Run | None = None
-        self._read_before = 0  # examples, by runs that were dropped
+        self._read_before = 0  # examples read by earlier runs
         self._closing = threading.Lock()
         _OPEN[self] = os.getpid()
 
@@ -136,32 +147,30 @@ class Pipeline:
         """The first stage: read > decode [> augment]."""
         settings, rank, world = self.settings, self.streams.rank, self.streams.world
         if isinstance(self.source, IterableSource):
-            return SequentialReader(
-                self.source, preparation, rank=rank, world=world, check_length=settings.check_filling
-            )
+            return SequentialReader(self.source, preparation, rank=rank, world=world)
         assert order is not None
         return RandomReader(
             self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
             seed=settings.seed,
         )  # fmt: skip
 
-    def begin(self, position: Position, iteration: int) -> tuple[Position, "Run"]:
-        """Begin an iteration, giving up the one before if it hasn't ended: where it is, and its run."""
+    def begin(self, position: LoaderCursor, iteration: int) -> tuple[LoaderCursor, "Run"]:
+        """Begin an iteration and abandon the current one; return the cursor and the run."""
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
         index = self.reader.begin(iteration, self.settings.epochs, abandoned_at)
         if iteration > 1 and not position.iteration and not index:
             warn_caller(
-                f"set_epoch({iteration - 1}) of a new EchoLoader around what is only iterated: how many "
-                "examples came before isn't known: it draws as in epoch 0; load a state, or give another seed"
+                f"set_epoch({iteration - 1}) of a new EchoLoader around an iterable: the number of earlier "
+                "examples is unknown, so it draws as in epoch 0; load a state, or pass another seed"
             )
         self.streams.log.begin(index)
         position = position.begun(iteration, index)
         self._newest = Run(self, position, Held())
         return position, self._newest
 
-    def resume(self, position: Position) -> tuple[Position, "Run"]:
-        """Take up a position: where it is with what has been read again, and a run from there on."""
+    def resume(self, position: LoaderCursor) -> tuple[LoaderCursor, "Run"]:
+        """Restore a cursor; return it with the updated ``reread_examples``, and a run from there."""
         state, held = self._leave(position), self.streams.held(position)
         reread = self.reader.resume(
             position.next_index, position.iteration, self.settings.epochs, held.serials, state
@@ -170,84 +179,85 @@ class Pipeline:
         self._newest = Run(self, position, held)
         return position, self._newest
 
-    def _leave(self, position: Position) -> ReaderState:
-        """Drop the run, and what it was ahead of a position; the reader's state there."""
+    def _leave(self, position: LoaderCursor) -> ReaderState:
+        """Discard the run and the log ahead of a cursor; return the reader's state there."""
         if self.left is None:  # before the reader moves
             self.left = position, self._reader_state(position)
         self._drop()
         self.streams.log.go_back(position)
         return self.left[1]
 
-    def _reader_state(self, position: Position) -> ReaderState:
-        """The reader's state at a position, while it has not left for elsewhere."""
-        # Only what is iterated needs to know, and to look for the oldest takes a while. Between two
-        # iterations rows may be shared out otherwise, and come in another order.
+    def _reader_state(self, position: LoaderCursor) -> ReaderState:
+        """Return the reader's state at a cursor."""
+        # Only an iterable needs the oldest example, whose search takes a while. Between two iterations the
+        # ranks and the order of rows may change.
         iterated = isinstance(self.source, IterableSource)
         oldest = self.streams.oldest_serial(position) if iterated else 0
         return self.reader.state(oldest, position.next_index) if iterated or position.in_pass else ([], [])
 
-    def state(self, position: Position) -> dict[str, Any]:
-        """What a loader of the same settings and source needs to go on from a position: plain values."""
+    def state(self, position: LoaderCursor) -> dict[str, Any]:
+        """Return the state at a cursor, flat."""
         if self.left is None:
             return self._state(position, self._reader_state(position))
         return self._state(*self.left)
 
-    def _state(self, position: Position, reader_state: ReaderState) -> dict[str, Any]:
-        progress, witnesses = reader_state
+    def _state(self, position: LoaderCursor, reader_state: ReaderState) -> dict[str, Any]:
+        progress, fingerprints = reader_state
         return {
             "version": VERSION,
-            "settings": self.settings.plain(),
-            "source_length": self.source_length,
+            "settings": json.dumps(self.settings.plain()),
+            "source_length": -1 if self.source_length is None else self.source_length,
             "permutation": self.permutation,
             **self.streams.state(position),
-            "progress": progress,
-            "witnesses": witnesses,
+            "progress": json.dumps(progress),
+            "fingerprints": fingerprints,
         }
 
-    def restore(self, state: dict[str, Any]) -> Position:
-        """The position of a state, which has been checked; the log is as it was there, the run given up."""
+    def restore(self, state: dict[str, Any]) -> LoaderCursor:
+        """Restore the log of a checked state, discard the run, and return the cursor."""
         position, self.streams.log = self.streams.restored(state)
-        self.run, self.left = None, (position, (state["progress"], state["witnesses"]))
+        self.run, self.left = None, (position, (json.loads(state["progress"]), state["fingerprints"]))
         return position
 
     @property
     def examples_read(self) -> int:
-        """Examples that have gone into the pipeline."""
+        """Number of examples read."""
         return self._read_before + (0 if self._newest is None else self._newest.queue.examples)
 
     @property
     def pool(self) -> ThreadPool | None:
-        """The threads, if there are any."""
+        """The thread pool, or None."""
         return None if self._newest is None else self._newest.pool
 
     @property
-    def owners(self) -> Owners | None:
-        """The processes, if there are any."""
+    def owners(self) -> WorkerProcesses | None:
+        """The worker processes, or None."""
         return None if self._newest is None else self._newest.owners
 
     def counters(self) -> Counters:
-        """What has been done so far."""
+        """Return the work so far."""
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
 
     def stop(self) -> None:
-        """Let the threads end after the work in their hands."""
+        """Let the threads end after their current work."""
         if self.pool is not None:
             self.pool.stop()
 
     def _drop(self) -> None:
-        """End all threads, and forget what they were ahead."""
+        """Stop all threads and processes and discard their read-ahead."""
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
-        if self.owners is not None:
-            self.owners.close()
+        if self.pool is not None and self.owners is not None and self.pool.started_here:
+            # An interrupt between waitpid() and its note would leave a process that looks alive for ever.
+            self.pool.run_in_thread(self.owners.close, after_stop=True)
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
-        """End all threads and let go of the source.
+        """Stop all threads and processes and close the source.
 
-        Threads that are still in a call of the source's after a while are left there, with a warning: nothing
-        can end them, and they end with the process.
+        A thread that is still in a call of the source after ``wait_s`` continues until the process ends, with
+        a warning, because nothing can stop it.
         """
         pool, owners = self.pool, self.owners
         if pool is not None and pool.started_here:
@@ -259,21 +269,20 @@ class Pipeline:
             if not in_time:
                 _OPEN.pop(self, None)
                 warnings.warn(
-                    f"the source has not answered a thread for {wait_s:g} s: it is left behind",
+                    f"a call of the source has not returned for {wait_s:g} s; its thread is left running",
                     RuntimeWarning,
                     stacklevel=3,
                 )
                 return
-        with self._closing:  # the thread of `forgotten` may be at it when the process ends
+        with self._closing:  # the thread of ``forgotten`` may be closing at exit
             if _OPEN.pop(self, None) is not None:
                 self._drop()
                 self.reader.close()
 
     def forgotten(self) -> None:
-        """The garbage collector has come to the loader: close, and wait for no thread here.
+        """Close in another thread, after the garbage collector has found the loader.
 
-        The collector may run anywhere: in one of these threads, or in one that holds a lock which they, or
-        ``threading`` for them, have to take before they can end.
+        The collector may run in one of the loader's threads, or in a thread with a lock that they need.
         """
         if self.pool is None:
             self.close()
@@ -283,62 +292,70 @@ class Pipeline:
 
 @atexit.register
 def _close_all() -> None:
-    """Close every pipeline of this process, before daemon threads would be cut off in the middle."""
+    """Close every pipeline of this process before the interpreter kills daemon threads."""
     for pipeline, process in reversed(list(_OPEN.items())):
-        pool = pipeline.pool  # a forked child may have started the threads of what was made before
+        pool = pipeline.pool  # a forked child may have started threads of an inherited loader
         if process == os.getpid() or (pool is not None and pool.started_here):
             pipeline.close()
 
 
 class Run:
-    """Batches from a position on.
+    """Batches from a cursor on.
 
     Args:
-        parts: of the loader.
-        position: where it begins, at which the reader stands.
-        held: what the buffers hold there.
+        parts: the pipeline.
+        position: the cursor, where the reader is too.
+        held: contents of the buffers there.
 
     Attributes:
         pool: the threads; None inline.
-        owners: the processes; None without.
-        queue: of fresh examples.
+        owners: the worker processes, or None.
+        queue: queue of fresh examples.
     """
 
-    def __init__(self, parts: Pipeline, position: Position, held: Held) -> None:
+    def __init__(self, parts: Pipeline, position: LoaderCursor, held: Held) -> None:
         self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
-        self.owners: Owners | None = None
+        self.owners: WorkerProcesses | None = None
         if parts.processes:
-            self.owners = Owners(
+            self.owners = WorkerProcesses(
                 parts.num_workers, reader, parts.making, world=streams.world,
                 buffered=parts.settings.shuffle_buffer, resident=parts.resident,
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
-        self.queue = FreshQueue(self._claim, self._read, streams.log.bad, position.next_index)
+        self.queue = PrefetchQueue(self._claim, self._read, streams.log.bad, position.next_index)
         self.pool = ThreadPool() if parts.num_workers else None
-        # What the buffers held is read again before anything else, for all uses of it.
+        # The examples of the buffers are read again first, once for all their uses.
         self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
-        self._num_claimed = 0  # of these
+        self._num_claimed = 0  # examples of the buffers
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
         self._batches = self._made(position)
         self._map = self._connected()
-        self._following: deque[Batch] = deque()  # made at once with the one before
+        self._following: deque[Batch] = deque()  # made together with the previous batch
         self._begun = False
         self._position = position
         self._echo: EchoedBatches | None = None
 
     def _claim(self, count: int) -> Any | None:
-        """The next examples to read: those that the buffers held, then fresh ones."""
+        """Claim the next examples: first those of the buffers, then fresh ones."""
         reader, start = self._parts.reader, self._num_claimed
         if start == len(self._again):
             return reader.claim(count)
         self._num_claimed = min(start + count, len(self._again))
         return reader.again(self._again[start : self._num_claimed])
 
+    def _started(self) -> EchoedBatches | None:
+        """Start processes and reading threads, and restore the buffers."""
+        if self.owners is not None:
+            self.owners.begin()  # forks before other threads start
+        if self.pool is not None and isinstance(self.queue.map, OrderedMap):
+            self.pool.start(self.queue.map)
+        return self._restored()
+
     def _restored(self) -> EchoedBatches | None:
-        """Read and make again what the buffers held; the stage that echoes batches, if there is one."""
+        """Restore the buffers; return the stage that echoes batches, or None."""
         parts, position, serials = self._parts, self._position, self._again
-        rows = np.empty(len(serials), dtype=np.int64)  # in the pool, of each
+        rows = np.empty(len(serials), dtype=np.int64)  # the row of each in the pool
         start = 0
         while start < len(serials):
             fresh = self.queue.take_again(_LEAST_BLOCK)
@@ -362,33 +379,33 @@ class Run:
         }
         return EchoedBatches(self._next_made, parts.streams.batches(position), position, batches)
 
-    def _made(self, position: Position) -> Batches:
-        """The middle stages: [echo >] shuffle > [augment >] batch."""
+    def _made(self, position: LoaderCursor) -> Batches:
+        """Build the middle stages: [echo >] shuffle > [augment >] batch."""
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
-        making, at_once, rows = parts.making, lambda: parts.group, 0
+        making, at_once = parts.making, lambda: parts.group
         if self.owners is not None:
-            pool, rows = self.owners, self.owners.rows
+            pool = self.owners
             making, at_once = replace(making, augment=self.owners.augmented), self.owners.batches_at_once
         elif parts.resident is not None:
-            pool, rows = ResidentPool(parts.resident), len(parts.resident)
+            pool = ResidentPool(parts.resident)
         lookahead = 1 if parts.resident is None else _FREE_LOOKAHEAD
         stream = parts.streams.examples(position)
         self._pool = pool
-        self._stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
+        self._stage = EchoStage(self.queue.take, pool, stream, block=block, lookahead=lookahead)
         return Batches(self._stage, pool, making, position, group=at_once, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:
-        """Let threads read, and make batches; gives the latter's map."""
+        """Build the maps of threads that read and that make batches; return the latter."""
         parts, batches = self._parts, self._batches
         batch_map: InlineMap[Any, Any]
         if self.pool is None:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
             workers, size, whole = parts.num_workers, parts.making.batch_size, parts.streams.whole
-            # A worker has half a batch's share at a time; a process four times that, since each crossing
-            # costs, and another before it while it works on one.
+            # A thread reads half its share of a batch at a time. A process reads four times as much, because
+            # each transfer costs, and gets a second claim while it works on the first.
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
                 readers, makers, share = 2 * workers, workers + 1, 2.0
@@ -411,44 +428,40 @@ class Run:
         return batch_map
 
     def _next_made(self) -> Batch | None:
-        """The next batch before an echo of batches; None after the last."""
+        """Return the next batch before batch echo; None after the last."""
         if not self._following:
             self._following.extend(self._map.get() or ())
         if not self._following:
             return None
         batch = self._following.popleft()
-        if self._parts.streams.whole:  # whose lengths are not known before they come
+        if self._parts.streams.whole:  # the length of a whole batch is known only now
             self._in_whole += batch.length
             batch.position = batch.position._replace(fresh_examples=self._in_whole)
         return batch
 
     def next(self) -> Batch | None:
-        """The next batch; None at the end of the pass. Starts the threads it needs."""
+        """Return the next batch; None at the end of the iteration. The first call starts the threads."""
         try:
             if not self._begun:
-                if self.owners is not None:
-                    self.owners.begin()  # before there are threads
-                if self.pool is not None and isinstance(self.queue.map, OrderedMap):
-                    self.pool.start(self.queue.map)
-                self._echo = self._restored() if self.pool is None else self.pool.apart(self._restored)
+                self._echo = self._started() if self.pool is None else self.pool.run_in_thread(self._started)
                 if self.pool is not None and isinstance(self._map, OrderedMap):
                     self.pool.start(self._map)
                 self._begun = True
             batch = self._next_made() if self._echo is None else self._echo.next()
         except StopIteration as error:
             raise RuntimeError(
-                "__getitem__, decode, augment or collate raised StopIteration (see above), which would end "
-                "the loop as if there were no more batches"
+                "__getitem__, decode, augment or collate raised StopIteration (see above), which would look "
+                "like the end of the iteration"
             ) from error
         if batch is not None and self._reread != batch.position.reread_examples:
             batch.position = batch.position._replace(reread_examples=self._reread)
         return batch
 
     def counters(self) -> Counters:
-        """What has been done so far."""
+        """Return the work so far."""
         read, batches = self.queue.map, self._map
         fresh_batches = self.queue.examples / self._parts.making.batch_size
-        # Inline reading is a part of claiming a batch.
+        # Inline reading is part of claiming a batch.
         ahead = isinstance(read, OrderedMap)
         inline_s = 0.0 if ahead else read.claim_s + read.work_s
         read_s = _bounds(read) if ahead else (inline_s, 0.0)
@@ -460,11 +473,11 @@ class Run:
 
 
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
-    """A stage takes as long as claiming does, in one thread at a time, or all its work over its threads.
+    """Return two lower bounds on the time of a stage: serial claims, and all work divided by its threads.
 
     Args:
-        stage: with its times.
-        inline_s: of what else one thread does at a time, as inline reading.
+        stage: the map, with its times.
+        inline_s: further serial seconds, e.g. of inline reading.
     """
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once

@@ -1,4 +1,4 @@
-"""The arguments of an EchoLoader, checked, and what it answers to those that a DataLoader has."""
+"""Arguments of an EchoLoader, their checks, and the messages for arguments of a DataLoader."""
 
 import math
 import operator
@@ -11,18 +11,17 @@ from torch.utils.data import DistributedSampler
 
 from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.read import Source
-from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
-# What of the settings may differ from a state's: the first for what has not been read yet, the others where
-# nothing is held.
+# Settings that may differ from those of a state: the first always, the others if the buffers are empty.
 _MAY_CHANGE = ("factor", "max_factor", "max_bad_examples")
 _OF_WHAT_IS_HELD = (
     "batch_size", "echo", "shuffle_buffer", "batch_shuffle_buffer", "rank", "world_size", "drop_last",
 )  # fmt: skip
-# Settings that are whole numbers, with the least that each may be.
+# Integer settings and the smallest value of each.
 _WHOLE = {
     "batch_size": 1, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "epochs": 1, "seed": None, "rank": 0,
     "world_size": 1, "max_bad_examples": 0,
@@ -31,10 +30,10 @@ _WHOLE = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides which batches come: two loaders that agree in it give the same ones.
+    """The settings that determine the batches: loaders with equal settings yield equal batches.
 
     Raises:
-        ValueError: a value can't be; the message names it and the remedy.
+        ValueError: a value is invalid; the message names it and the remedy.
     """
 
     batch_size: int | None
@@ -50,7 +49,7 @@ class Settings:
     max_factor: float = 16
     max_bad_examples: int = 0
     drop_last: bool = False
-    sampler: Any = None  # kept as its kind and length
+    sampler: Any = None  # stored as its class name and length
 
     def __post_init__(self) -> None:
         one_of("echo", self.echo, tuple(VARIANTS))
@@ -63,17 +62,19 @@ class Settings:
         if self.sampler is not None:
             self._check_sampler()
         check_factor(self.variant, self.factor, self.max_factor, self.batch_shuffle_buffer)
-        for name in ("factor", "max_factor"):  # what a state can hold
+        for name in ("factor", "max_factor"):  # types that a state can store
             value = getattr(self, name)
             self._set(name, value if isinstance(value, str | int) else float(value))
         for name, plain in (("drop_last", bool), ("echo", str), ("order", str)):
             self._set(name, plain(getattr(self, name)))
         if self.epochs is not None and self.world_size > 1:
             self._check_even_ranks()
+        if self.variant.repeats and self.factor == 1:
+            warn_caller(f"echo={self.echo!r} with factor=1 repeats nothing; pass factor=2, or leave out echo")
         if self.variant.repeats == "examples" and self.factor != 1 and not self.shuffle_buffer:
             warn_caller(
                 f"echo={self.echo!r} with shuffle_buffer=0: all repeats of an example follow one another, "
-                "mostly in one batch; give shuffle_buffer=, many times batch_size, to spread them"
+                "mostly in one batch; pass shuffle_buffer=, many times batch_size, to spread them"
             )
 
     def _set(self, name: str, value: Any) -> None:
@@ -83,84 +84,85 @@ class Settings:
         given = "with batch_size=None"
         refuse(
             not self.variant.batches_upstream,
-            f"echo={self.echo!r} {given}: the source's batches are whole; choose echo='batch', or give a "
+            f"echo={self.echo!r} {given}: the source yields whole batches; use echo='batch', or pass a "
             "source of examples and a batch_size",
         )
         refuse(
             self.shuffle_buffer,
-            f"shuffle_buffer={self.shuffle_buffer} {given}: examples of whole batches can't be shuffled; "
-            "batch_shuffle_buffer shuffles batches",
+            f"shuffle_buffer={self.shuffle_buffer} {given}: a loader cannot shuffle the examples of whole "
+            "batches; batch_shuffle_buffer shuffles batches",
         )
-        refuse(self.order == "shards", f"order='shards' {given}: whole batches come in the source's order")
-        refuse(self.drop_last is True, f"drop_last=True {given}: give it to the maker of the whole batches")
+        refuse(self.order == "shards", f"order='shards' {given}: whole batches keep the source's order")
+        refuse(self.drop_last is True, f"drop_last=True {given}: pass it to the source of the whole batches")
 
     def _check_sampler(self) -> None:
         kind, order, world_size = type(self.sampler).__name__, self.order, self.world_size
         sampler = f"sampler={kind}"
         refuse(
-            self.batch_size is None, f"{sampler} with batch_size=None: give it to the maker of the batches"
+            self.batch_size is None, f"{sampler} with batch_size=None: pass it to the source of the batches"
         )
         refuse(
-            order != "permutation", f"{sampler} with order={order!r}: both decide the order; leave one out"
+            order != "permutation",
+            f"{sampler} with order={order!r}: both set the order; leave out one of them",
         )
-        refuse(not hasattr(self.sampler, "__len__"), f"{sampler}: it has no length; give it a __len__")
+        refuse(not hasattr(self.sampler, "__len__"), f"{sampler}: the sampler has no length; add __len__")
         refuse(
             isinstance(self.sampler, DistributedSampler) and world_size > 1,
-            f"{sampler} with world_size={world_size}: EchoLoader shares out the examples among the ranks "
-            "itself; leave the sampler out (or give rank=0, world_size=1 to share by it alone)",
+            f"{sampler} with world_size={world_size}: EchoLoader itself shards the examples; leave out the "
+            "sampler (or pass rank=0, world_size=1 to shard by the sampler alone)",
         )
         self._set("sampler", f"{kind} of {len(self.sampler)}")
 
     def _check_even_ranks(self) -> None:
-        """Raises ValueError where passes of unequal length would leave ranks waiting for gradients."""
+        """Raise ValueError if ranks could make unequal numbers of batches and wait for each other forever."""
         passes = f"epochs={self.epochs} and world_size={self.world_size}"
         count = "leave out epochs= and count steps: islice(loader, num_steps)"
         refuse(
             self.factor == "auto",
-            f"factor='auto' with {passes}: each rank follows its own R, and would make another number of "
-            f"batches; give a number, or {count}",
+            f"factor='auto' with {passes}: each rank follows its own R and would make a different number of "
+            f"batches; pass a number, or {count}",
         )
         refuse(
             self.max_bad_examples,
-            f"max_bad_examples={self.max_bad_examples} with {passes}: a rank that skips one would make fewer "
-            f"batches than the others; let decode give a stand-in for a bad example, or {count}",
+            f"max_bad_examples={self.max_bad_examples} with {passes}: a rank that skips an example would "
+            f"make fewer batches than the others; return a substitute from decode, or {count}",
         )
 
     def check_source(self, source: Source, shuffle: Any) -> None:
-        """Raises ValueError where they and a source don't go together."""
+        """Raise ValueError if the settings do not fit the source."""
         self.check_filling(source.length)
         if isinstance(source, IterableSource):
             self._check_can_iterate(source, shuffle)
         refuse(
             self.batch_size is None and isinstance(source, ArraySource),
-            "batch_size=None: arrays hold examples, not batches; give a batch_size",
+            "batch_size=None: arrays hold examples, not batches; pass a batch_size",
         )
 
     def _check_can_iterate(self, source: IterableSource, shuffle: Any) -> None:
-        """Raises ValueError where an iterable has no such order, or may be unequal among ranks."""
+        """Raise ValueError if an iterable cannot have this order, or may differ in length among ranks."""
         asked = "shuffle=True" if shuffle else f"sampler={self.sampler}"
-        iterated = f"{source.name} can only be iterated, in an order of its own"
+        iterated = f"{source.name} is an iterable with its own order"
         refuse(shuffle or self.sampler is not None, f"{asked}: {iterated}; shuffle_buffer= shuffles examples")
         refuse(
             self.order == "shards" and not source.reordered,
-            f"order='shards': {iterated}; leave order out, and let the source shuffle its shards",
+            f"order='shards': {iterated}; leave out order, and shuffle the shards in the source",
         )
         refuse(
             self.epochs is not None and self.world_size > 1 and self.batch_size is not None,
-            f"epochs={self.epochs} with world_size={self.world_size}: {source.name} can only be iterated, so "
-            "that ranks may get unequal numbers of batches and wait for each other for ever; leave out "
-            "epochs= and count steps (islice(loader, num_steps)), or give a source with a length, or share "
-            "it out yourself, with rank=0, world_size=1",
+            f"epochs={self.epochs} with world_size={self.world_size}: {source.name} is an iterable, so ranks "
+            "may make unequal numbers of batches and wait for each other forever; leave out epochs= and "
+            "count steps (islice(loader, num_steps)), or pass a source with a length, or shard the iterable "
+            "yourself with rank=0, world_size=1",
         )
 
     @property
     def variant(self) -> Variant:
-        """What ``echo`` names."""
+        """The variant that ``echo`` names."""
         return VARIANTS[self.echo]
 
     @property
     def first_factor(self) -> float:
-        """The factor before anything has been measured."""
+        """The factor before the first measurement."""
         return 1.0 if self.factor == "auto" else float(self.factor)
 
     def plain(self) -> dict[str, Any]:
@@ -168,13 +170,13 @@ class Settings:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        """The settings that tell loaders apart: those that have their default are left out."""
+        """The settings that differ from their defaults."""
         told = [field for field in fields(self) if getattr(self, field.name) != field.default]
         return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in told)
 
     @property
     def to_fill(self) -> dict[str, float]:
-        """About how many fresh examples (or whole batches) of this rank fill each buffer."""
+        """Approximate number of fresh examples (or whole batches) of this rank that fill each buffer."""
         of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
             "shuffle_buffer": self.shuffle_buffer / of_examples,
@@ -182,10 +184,10 @@ class Settings:
         }
 
     def check_filling(self, length: int | None) -> None:
-        """Warn where more than a pass is read before the first batch.
+        """Warn if the loader would read more than one epoch before the first batch.
 
         Args:
-            length: examples (or whole batches) of a pass, of all ranks; None where it isn't known.
+            length: examples (or whole batches) of an epoch over all ranks; None if unknown.
         """
         if not length:
             return
@@ -194,47 +196,46 @@ class Settings:
             passes = min(examples / own, self.epochs or math.inf)
             if passes > 1:
                 warn_caller(
-                    f"{name}={getattr(self, name)}: to fill it takes {passes:,.1f} passes of the source's "
+                    f"{name}={getattr(self, name)}: filling it takes {passes:,.1f} passes over the source's "
                     f"{length:,} {'batches' if self.batch_size is None else 'examples'} before the first "
-                    "batch; a buffer as large as the data shuffles as well"
+                    "batch; a buffer as large as the data shuffles equally well"
                 )
 
     def check_same(self, saved: dict[str, Any], *, held: bool) -> None:
-        """Raises ValueError, naming the argument, where a state was saved under others that matter.
+        """Raise ValueError if a state was saved with other settings; the message names the argument.
 
         Args:
             saved: settings of the state.
-            held: its buffers hold something, which was made under them.
+            held: its buffers hold examples.
         """
         for name, value in self.plain().items():
             if name in _MAY_CHANGE or (not held and name in _OF_WHAT_IS_HELD):
                 continue
-            remedy = "give the loader the arguments it was saved with"
+            remedy = "create the loader with the arguments of the saved one"
             if name in ("rank", "world_size"):
                 remedy = (
-                    "within an iteration each rank goes on from a state of its own, among as many ranks: "
-                    "save one for each, or give state_of_all_ranks=True where one checkpoint is written for "
-                    "all"
+                    "within an iteration each rank resumes from its own state, with the same number of "
+                    "ranks; save one state per rank, or pass state_of_all_ranks=True if one rank saves all"
                 )
             was = saved.get(name)
             refuse(was != value, f"load_state_dict: {name} was {was!r} and is {value!r} now; {remedy}")
 
 
 def refuse(wrong: Any, message: str) -> None:
-    """Raises ValueError with a message where something is wrong."""
+    """Raise ValueError with a message if the first argument is true."""
     if wrong:
         raise ValueError(message)
 
 
 def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
-    """The order in which a loader's settings, or a sampler, have a source's rows read.
+    """Return the order of a source's rows.
 
     Raises:
-        ValueError: ``order="shards"`` of a source without shards.
+        ValueError: ``order="shards"`` with a source without shards.
     """
     shard_lengths = getattr(source, "shard_lengths", None)
     if settings.order == "shards" and shard_lengths is None:
-        raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
+        raise ValueError("order='shards': this source has no shard_lengths; use permutation or stored")
     whole = settings.batch_size is None
     passes: dict[str, Any] = {
         "passes": settings.epochs, "world": 1 if whole else settings.world_size,
@@ -243,15 +244,14 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
     if sampler is not None:
         return SampledOrder(sampler, source.length, settings.seed, **passes)
     order = "stored" if whole else settings.order
-    side_by_side = getattr(source, "open_shards", 1)
-    return Permutation(source.length, order, settings.seed, shard_lengths, side_by_side, **passes)
+    return Permutation(source.length, order, settings.seed, shard_lengths, **passes)
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This process's part of the data: by default torch.distributed's, else all of it.
+    """Return the rank and world size of this process: by default torch.distributed's, else 0 and 1.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: the rank is out of range.
     """
     if world_size is None:
         world_size = torch.distributed.get_world_size() if is_distributed() else 1
@@ -267,7 +267,7 @@ def is_distributed() -> bool:
 
 
 def check_still_alone() -> None:
-    """Raises RuntimeError where there are several ranks by now, each with a loader that reads everything."""
+    """Raise RuntimeError if torch.distributed was initialized after the loader, with several ranks."""
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
             "this EchoLoader was created before torch.distributed was initialized "
@@ -278,56 +278,55 @@ def check_still_alone() -> None:
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError where a value is not among those allowed."""
+    """Raise ValueError if a value is not one of those allowed."""
     refuse(value not in allowed, f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
 
 def whole(name: str, value: Any, least: int | None) -> int:
-    """A whole number as Python's; raises ValueError where it is none, or less than it may be."""
+    """Return an integer as Python's; raise ValueError if it is not an integer, or too small."""
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool | np.bool_) or (least is not None and number < least):
         bound = "" if least is None else f", at least {least}"
-        raise ValueError(f"{name}={value!r}: must be a whole number{bound}")
+        raise ValueError(f"{name}={value!r}: must be an integer{bound}")
     return number
 
 
-# Arguments of a DataLoader, beyond those that are EchoLoader's own: what to do instead of those that have no
-# meaning here, unless they ask for nothing; None for those that are taken.
+# Arguments of a DataLoader that EchoLoader lacks, with the replacement; None for those that it accepts.
 _REMEDIES = {
     "shuffle": None,
     "collate_fn": None,
     "prefetch_factor": None,
-    "persistent_workers": None,  # threads that end or persist are the same
-    "batch_sampler": "batches are made after the echo; give batch_size=, drop_last= and sampler=, or keep "
-    "the DataLoader that has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
-    "generator": "all randomness follows seed=; give seed=generator.initial_seed()",
-    "in_order": "batches always come in order, which makes a resume exact; leave it out",
-    "multiprocessing_context": "worker processes are forked; leave it out",
-    "pin_memory": "device='cuda' pins batches and copies them beside the step; leave this out",
-    "pin_memory_device": "device= says where batches are copied to; leave this out",
-    "timeout": "give the source its time limit (TarShards: retries=)",
-    "worker_init_fn": "randomness is keyed by example: open files in the dataset when they are first needed, "
-    "draw with augment(example, rng)",
+    "persistent_workers": None,  # makes no difference
+    "batch_sampler": "the loader makes batches after the echo; pass batch_size=, drop_last= and sampler=, or "
+    "wrap the DataLoader: EchoLoader(data_loader, batch_size=None, echo='batch')",
+    "generator": "seed= determines all randomness; pass seed=generator.initial_seed()",
+    "in_order": "batches always come in order, which makes a resume exact; leave this out",
+    "multiprocessing_context": "worker processes are forked; leave this out",
+    "pin_memory": "device='cuda' pins batches and copies them during the step; leave this out",
+    "pin_memory_device": "device= sets the device of batches; leave this out",
+    "timeout": "set the time limit in the source (TarShards: retries=)",
+    "worker_init_fn": "randomness is keyed by example; open files in the dataset at the first read, and draw "
+    "with augment(example, rng)",
 }
 
 
 def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buffer: int) -> str:
-    """``order``, where a DataLoader's ``shuffle`` may ask for another.
+    """Return ``order``, or the order that a DataLoader's ``shuffle`` asks for.
 
     Args:
-        given: arguments beyond EchoLoader's own.
-        order, sampler, shuffle_buffer: of the EchoLoader.
+        given: arguments that EchoLoader itself lacks.
+        order, sampler, shuffle_buffer: arguments of the EchoLoader.
 
     Raises:
-        ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
-        TypeError: neither has such an argument.
+        ValueError: an argument is not supported or contradicts another; the message names the replacement.
+        TypeError: neither EchoLoader nor DataLoader has this argument.
     """
     for name, value in given.items():
         if name not in _REMEDIES:
-            raise TypeError(f"EchoLoader has no argument {name!r}, nor has a DataLoader")
+            raise TypeError(f"EchoLoader has no argument {name!r}, and neither has a DataLoader")
         asks = _REMEDIES[name] is not None and bool(value) != (name == "in_order")
         told = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
         refuse(asks, f"{name}={told}: {_REMEDIES[name]}")
@@ -336,15 +335,15 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buf
         return order
     refuse(
         shuffle and sampler is not None,
-        f"sampler={type(sampler).__name__} with shuffle={shuffle}: both decide the order; leave one out",
+        f"sampler={type(sampler).__name__} with shuffle={shuffle}: both set the order; leave out one of them",
     )
     refuse(
         bool(shuffle) != (order != "stored") and order != "permutation",
-        f"shuffle={shuffle} with order={order!r}: they contradict each other; give one",
+        f"shuffle={shuffle} with order={order!r}: they contradict each other; pass only one",
     )
     refuse(
         not shuffle and shuffle_buffer,
-        f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave one out "
-        "(order='stored' says that the source's own order goes into the buffer)",
+        f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave out one of "
+        "them (order='stored' fills the buffer in the source's order)",
     )
     return order if shuffle else "stored"

@@ -1,10 +1,10 @@
-"""Where the consumer is, and the log: with the settings all of a loader's state.
+"""The cursor of the consumer and the log: with the settings, the whole state of a loader.
 
-Everything else (buffers, pools, read-ahead, threads) is a cache that may be dropped at any moment and made
-anew.
+Buffers, pools, read-ahead and threads are caches. The loader may drop and rebuild them at any moment.
+A state is flat: a dict from names to numbers, strings and lists of numbers, always with the same names.
+So ``torch.distributed.checkpoint`` loads it into a new loader.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,28 +14,28 @@ import numpy as np
 import torch
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.stream import NOTHING, Contents, Cursor, Stream
-from adaecho.echo.read.failures import BadExamples
+from adaecho.echo.order.stream import NOTHING, Contents, Cursor, Factor, Stream
+from adaecho.echo.read.chunks import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, refuse, share
 
-VERSION = 5  # raised whenever a state of before would continue differently, or can't be read
-_SMALL = 1 << 14  # slots of a buffer that are looked back over in some 20 ms
+VERSION = 6  # raised when older states cannot be read or would continue differently
 
 
-class Position(NamedTuple):
-    """Where the consumer is. One is never changed: another takes its place, in one statement.
+class LoaderCursor(NamedTuple):
+    """The cursor of the consumer. It is immutable: the loader replaces it in one statement.
 
     Attributes:
         fresh_examples: read for the batches taken so far.
-        reread_examples: read again to restore a position.
-        next_index: upstream position, as a local number; ``skipped`` of the numbers before were passed over.
-        next_number: number of the next fresh batch to echo; ``first_number``: when the iteration began.
+        reread_examples: read again to restore a cursor.
+        next_index: local number of the next fresh example.
+        skipped: local numbers before it that no iteration read.
+        next_number: number of the next fresh batch to echo.
+        first_number: ``next_number`` when the iteration began.
         first_index: ``next_index`` when the iteration began.
-        iteration: how many have begun; ``in_pass`` while it has not ended.
-        examples, batches: the cursors in the two streams, since the iteration began.
-        oldest: an item of the examples no later than any that is held.
-        held_examples: in whole batches of which a repeat is to leave.
+        iteration: number of iterations begun.
+        in_pass: the current iteration has not ended.
+        examples, batches: cursors of the two streams, counted from the start of the iteration.
+        held_examples: examples in whole batches that still have repeats.
     """
 
     fresh_examples: int = 0
@@ -49,20 +49,19 @@ class Position(NamedTuple):
     in_pass: bool = False
     examples: Cursor = Cursor()
     batches: Cursor = Cursor()
-    oldest: int = 0
     held_examples: int = 0
 
-    def begun(self, iteration: int, index: int) -> "Position":
-        """Where the consumer is as an iteration begins, at a local number."""
+    def begun(self, iteration: int, index: int) -> "LoaderCursor":
+        """Return the cursor at the start of an iteration that begins at a local number."""
         return self._replace(
             iteration=iteration, in_pass=True, skipped=self.skipped + index - self.next_index,
             next_index=index, first_index=index, first_number=self.next_number, examples=Cursor(),
-            batches=Cursor(), oldest=0, held_examples=0,
+            batches=Cursor(), held_examples=0,
         )  # fmt: skip
 
-    def ended(self, index: int, *, whole: bool) -> "Position":
-        """Where it is as an iteration ends, at a local number, maybe after bad examples without a batch."""
-        # How many examples a bad whole batch has is not known.
+    def ended(self, index: int, *, whole: bool) -> "LoaderCursor":
+        """Return the cursor at the end of an iteration, which may read bad examples after its last batch."""
+        # The number of examples in a bad whole batch is unknown.
         fresh_examples = self.fresh_examples if whole else index - self.skipped
         return self._replace(
             in_pass=False, next_index=index, fresh_examples=fresh_examples, examples=Cursor(),
@@ -71,13 +70,15 @@ class Position(NamedTuple):
 
 
 class Log:
-    """What no seed tells: the bad examples, and how the factors changed. Only appended to while batches come.
+    """The history that no seed determines: bad examples and changes of the factor.
+
+    Iteration only appends to it.
 
     Args:
-        settings: of the loader.
+        settings: settings of the loader.
 
     Attributes:
-        bad: of the examples (or whole batches).
+        bad: bad examples (or whole batches).
         examples, batches: the factors of the two echoes, one of which is 1.
     """
 
@@ -87,58 +88,56 @@ class Log:
         self.examples = Factor(settings.seed, factor if repeats == "examples" else 1.0)
         self.batches = Factor(settings.seed + 1, factor if repeats == "batches" else 1.0)
 
-    def go_back(self, position: Position) -> None:
-        """Forget what was met ahead of a position."""
+    def go_back(self, position: LoaderCursor) -> None:
+        """Remove entries made ahead of a cursor."""
         self.bad.go_back(position.next_index)
         self.examples.go_back(self.examples.before(position.next_index))
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
-        """An iteration begins at a local number, maybe an earlier one, whose bad examples are met again."""
+        """Begin an iteration at a local number; an earlier number meets its bad examples again."""
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
-    def plain(self, position: Position, oldest: int) -> dict[str, Any]:
-        """What it has of a position, as a state holds it; the numbers of bad ones from a local number on."""
+    def flat(self, position: LoaderCursor, oldest: int) -> dict[str, Any]:
+        """Return the log at a cursor for a state, with the numbers of bad examples from ``oldest`` on."""
+        index = position.next_index
         return {
-            "factors": {
-                "examples": [list(change) for change in self.examples.before(position.next_index)],
-                "batches": [list(change) for change in self.batches.before(position.next_number)],
-            },
-            "bad_examples": [dict(bad) for bad in self.bad.found if bad["index"] < position.next_index],
-            "bad_numbers": [number for number in self.bad.numbers if oldest <= number < position.next_index],
+            "example_factors": [x for change in self.examples.before(index) for x in change],
+            "batch_factors": [x for change in self.batches.before(position.next_number) for x in change],
+            "bad_examples": json.dumps([bad for bad in self.bad.found if bad["index"] < index]),
+            "bad_numbers": [number for number in self.bad.numbers if oldest <= number < index],
         }
 
     @staticmethod
-    def restored(settings: Settings, state: dict[str, Any], position: Position) -> "Log":
-        """As it was in a state; a factor that differs is in force for what has not been read yet."""
+    def restored(settings: Settings, state: dict[str, Any], position: LoaderCursor) -> "Log":
+        """Return the log of a state. A factor that differs applies to examples that are not read yet."""
         log = Log(settings)
-        log.bad.found = [dict(bad) for bad in state["bad_examples"]]
+        log.bad.found = json.loads(state["bad_examples"])
         log.bad.numbers = list(state["bad_numbers"])
-        given, before = settings.plain(), state["settings"]
+        given, before = settings.plain(), json.loads(state["settings"])
         changed = (given["echo"], given["factor"]) != (before["echo"], before["factor"])
-        goes_on = given["factor"] == "auto" and given["echo"] == before["echo"]  # where it was
-        factors = {
-            "examples": (log.examples, position.next_index),
-            "batches": (log.batches, position.next_number),
-        }
-        for name, (factor, number) in factors.items():
-            first = factor.value
-            factor.go_back([(int(index), float(value)) for index, value in state["factors"][name]])
-            if changed and not goes_on and factor.value != first:
+        continues = given["factor"] == "auto" and given["echo"] == before["echo"]
+        for factor, number, name in (
+            (log.examples, position.next_index, "example_factors"),
+            (log.batches, position.next_number, "batch_factors"),
+        ):
+            first, flat = factor.value, state[name]
+            factor.go_back([(int(i), float(value)) for i, value in zip(flat[::2], flat[1::2], strict=True)])
+            if changed and not continues and factor.value != first:
                 factor.history.append((number, first))
-            if given["world_size"] != before["world_size"]:  # whose local numbers are others
+            if given["world_size"] != before["world_size"]:  # local numbers mean other examples
                 factor.go_back([(0, factor.value)])
         return log
 
 
 @dataclass
 class Held:
-    """What the buffers hold at a position.
+    """Contents of the buffers at a cursor.
 
     Attributes:
         examples: items in the shuffle buffer.
-        batches: of each fresh batch of which a repeat is to leave, by its number, the items.
+        batches: the items of each fresh batch that still has repeats, by the number of the batch.
     """
 
     examples: Contents = NOTHING
@@ -146,19 +145,19 @@ class Held:
 
     @property
     def serials(self) -> keyed.Items:
-        """The serials behind all of these, one for each use of them; int64 [n]."""
+        """Serials of all items, one for each use; int64 [n]."""
         return np.concatenate([self.examples.items, *self.batches.values()]) >> keyed.ECHO_BITS
 
 
 class Streams:
-    """The streams of examples and of batches of one loader: functions of settings and log.
+    """The streams of examples and of batches of one loader, as functions of its settings and log.
 
     Args:
-        settings: of the loader.
+        settings: settings of the loader.
 
     Attributes:
-        whole: whole batches are examples of a batch size of one, shared out among the ranks by their maker.
-        rank, world: of this loader's serials.
+        whole: the source yields whole batches, treated as examples of batch size 1; the source shards them.
+        rank, world: serials of this loader are congruent to ``rank`` modulo ``world``.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -170,27 +169,27 @@ class Streams:
 
     @property
     def factor(self) -> Factor:
-        """Of whichever echoes."""
+        """The factor of the active echo."""
         return self.log.batches if self.echoes_batches else self.log.examples
 
-    def examples(self, position: Position) -> Stream:
-        """Of the iteration that a position lies in."""
+    def examples(self, position: LoaderCursor) -> Stream:
+        """Return the stream of examples of the iteration that contains a cursor."""
         settings = self._settings
         return Stream(
             settings.seed, settings.shuffle_buffer, self.log.examples, rank=self.rank, world=self.world,
             begin=position.first_index, bad=self.log.bad.numbers,
         )  # fmt: skip
 
-    def batches(self, position: Position) -> Stream:
-        """Of the iteration that a position lies in, with draws of its own."""
+    def batches(self, position: LoaderCursor) -> Stream:
+        """Return the stream of batches of the iteration that contains a cursor."""
         settings = self._settings
         return Stream(
             settings.seed + 1, settings.batch_shuffle_buffer, self.log.batches, rank=self.rank,
             world=self.world, begin=position.first_number, bad=[],
         )  # fmt: skip
 
-    def held(self, position: Position) -> Held:
-        """What lies in the buffers at a position."""
+    def held(self, position: LoaderCursor) -> Held:
+        """Return the contents of the buffers at a cursor."""
         if not position.in_pass:
             return Held()
         stream, cursor = self.examples(position), position.examples
@@ -205,138 +204,123 @@ class Streams:
                 held.batches[number] = items[start : start + size]
         return held
 
-    def _held_numbers(self, position: Position) -> list[int]:
-        """The fresh batches of which a repeat is still to leave, rising."""
+    def _held_numbers(self, position: LoaderCursor) -> list[int]:
+        """Numbers of the fresh batches that still have repeats, ascending."""
         if not self.echoes_batches:
             return []
         held = self.batches(position).contents(position.batches).items
         numbers: list[int] = (keyed.distinct(held >> keyed.ECHO_BITS) // self.world).tolist()
         return numbers
 
-    def num_held(self, position: Position) -> int:
-        """Distinct fresh examples in the buffers at a position."""
+    def num_held(self, position: LoaderCursor) -> int:
+        """Number of distinct fresh examples in the buffers at a cursor."""
         if self.whole:
             return position.held_examples
         return len(keyed.distinct(self.held(position).serials))
 
-    def oldest_serial(self, position: Position) -> int:
-        """The serial from which on examples are needed to go on from a position, or an earlier one."""
-        stream = self.examples(position)
+    def oldest_serial(self, position: LoaderCursor) -> int:
+        """Return the serial of the oldest example that is needed to continue from a cursor."""
         if not position.in_pass:
             return position.next_index * self.world
-        if stream.size > _SMALL:
-            return position.oldest >> keyed.ECHO_BITS
-        oldest = stream.oldest(position.examples)
+        stream, cursor = self.examples(position), position.examples
         numbers = self._held_numbers(position)
         if numbers:
             first = (numbers[0] - position.first_number) * self.batch_size
-            oldest = min(oldest, stream.oldest(stream.earlier(position.examples, first)))
-        return oldest >> keyed.ECHO_BITS
+            return min(stream.oldest(cursor), stream.oldest(stream.earlier(cursor, first))) >> keyed.ECHO_BITS
+        return stream.oldest(cursor) >> keyed.ECHO_BITS
 
-    def state(self, position: Position) -> dict[str, Any]:
-        """A position and the log there: plain numbers, strings and lists."""
-        oldest = self.oldest_serial(position)
-        # The order in which a buffer drains is that of all it held when the pass ended.
-        known = position.first_index if position.examples.drained else oldest // self.world
+    def state(self, position: LoaderCursor) -> dict[str, Any]:
+        """Return a cursor and the log there as numbers, strings and lists of numbers."""
+        # The order in which a buffer drains depends on everything it held when the pass ended.
+        drained = position.examples.drained
+        known = position.first_index if drained else self.oldest_serial(position) // self.world
         return {
             **position._asdict(),
-            "oldest": oldest << keyed.ECHO_BITS,
             "examples": list(position.examples),
             "batches": list(position.batches),
-            **self.log.plain(position, known),
+            **self.log.flat(position, known),
         }
 
-    def restored(self, state: dict[str, Any]) -> tuple[Position, Log]:
-        """The position of a state, which has been checked, and the log as it was there."""
-        position = Position(**{name: state[name] for name in Position._fields})
+    def restored(self, state: dict[str, Any]) -> tuple[LoaderCursor, Log]:
+        """Return the cursor of a checked state, and the log there."""
+        position = LoaderCursor(**{name: state[name] for name in LoaderCursor._fields})
         position = position._replace(examples=Cursor(*state["examples"]), batches=Cursor(*state["batches"]))
         log = Log.restored(self._settings, state, position)
-        now, before = self._settings.world_size, state["settings"]["world_size"]
-        if now != before:  # between iterations: each has read its part
+        now, before = self._settings.world_size, json.loads(state["settings"])["world_size"]
+        if now != before:  # between iterations, after each rank has read its share
             fresh = position.fresh_examples * before // now
             position = position._replace(fresh_examples=fresh, skipped=position.next_index - fresh)
         return position, log
 
 
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """The states of all ranks of torch.distributed in one; all of them call this together."""
-    if not is_distributed():
-        return {"ranks": [state]}
-    states: list[Any] = [None] * torch.distributed.get_world_size()
-    # A thread of gloo's lets go of what it sent a moment after all have it, and aborts a process that ends
-    # just then, as one may after its last checkpoint (pytorch/pytorch#190489). Of a group of its own it is
-    # waited for; the default group's threads go on until the very end where a DDP model was made.
-    own: Any = None
-    if "gloo" in torch.distributed.get_backend_config():
-        own = torch.distributed.new_group(backend="gloo")
-    try:
-        torch.distributed.all_gather_object(states, state, group=own)
-    finally:
-        if own is not None:
-            torch.distributed.destroy_process_group(own)
-    return {"ranks": states}
+    """Gather the states of all ranks of torch.distributed into one; all ranks call this together."""
+    states: list[Any] = [state]
+    if is_distributed():
+        states = [None] * torch.distributed.get_world_size()
+        # A gloo thread releases its buffers a moment after all ranks have the data. It aborts a process that
+        # ends just then (pytorch/pytorch#190489). Destroying a separate group waits for its threads.
+        group: Any = None
+        if "gloo" in torch.distributed.get_backend_config():
+            group = torch.distributed.new_group(backend="gloo")
+        try:
+            torch.distributed.all_gather_object(states, state, group=group)
+        finally:
+            if group is not None:
+                torch.distributed.destroy_process_group(group)
+    flat = {f"{rank}.{name}": value for rank, own in enumerate(states) for name, value in own.items()}
+    return {"ranks": len(states), **flat}
 
 
 def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
-    """This rank's part of what ``of_all_ranks`` made; any other state as it is.
+    """Return this rank's part of a state made by ``of_all_ranks``; return any other state unchanged.
 
     Raises:
-        ValueError: it was saved by another number of ranks, within an iteration.
+        ValueError: another number of ranks saved it within an iteration.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
-    states = state["ranks"]
-    rank, world_size = share(None, None)
-    if len(states) == world_size or not states[0].get("in_pass"):
-        return dict(states[rank if len(states) == world_size else 0])
-    raise ValueError(
-        f"load_state_dict: the state is that of {len(states)} ranks, and there are {world_size} now; "
-        f"start {len(states)}, since each goes on from a position of its own"
-    )
-
-
-def sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with a digest: a checkpoint of which only a part is loaded would go on elsewhere in silence."""
-    return {**state, "digest": _digest(state)}
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    """Of all but what others told of their own position, which may be anything; lists are tuples."""
-    marks = [mark[:-1] for mark in state["progress"]]
-    told = {**{key: value for key, value in state.items() if key != "digest"}, "progress": marks}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    saved, (rank, world_size) = state["ranks"], share(None, None)
+    if saved != world_size and state["0.in_pass"]:
+        raise ValueError(
+            f"load_state_dict: {saved} ranks saved this state within an iteration, but {world_size} load it; "
+            f"start {saved} ranks, because each resumes at its own cursor"
+        )
+    prefix = f"{rank if saved == world_size else 0}."
+    return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
 
 def check(state: Any, settings: Settings, length: int | None, permutation: str) -> None:
-    """Raises ValueError where a state is none, is of another version of its format, or another loader's.
+    """Check that a state has this version's format and is of a loader with the same settings and source.
 
     Args:
-        state: as it was given.
-        settings: of the loader.
-        length: of its source, if that is known.
-        permutation: how it draws passes.
+        state: the state as given.
+        settings: settings of the loader.
+        length: length of its source, or None if unknown.
+        permutation: how the loader permutes the source.
+
+    Raises:
+        ValueError: the state does not match; the message names the argument that differs.
     """
     version = state.get("version") if isinstance(state, Mapping) else None
     refuse(
         version != VERSION,
-        f"load_state_dict: version={version!r} of the state's format, and this adaecho reads {VERSION}; give "
-        "what state_dict() of this version returned, or begin without load_state_dict",
+        f"load_state_dict: the state has format version {version!r}, but this adaecho reads {VERSION}; pass "
+        "a state_dict() of this version, or start without load_state_dict",
     )
-    whole = "progress" in state and _digest(state) == state.get("digest")
-    refuse(not whole, "load_state_dict: only a part of the state was loaded, or it was changed by hand")
-    settings.check_same(state["settings"], held=bool(state["in_pass"]))
+    settings.check_same(json.loads(state["settings"]), held=bool(state["in_pass"]))
     had, has = (
-        "no known length" if number is None else f"{number} examples"
+        "no known length" if number in (None, -1) else f"{number} examples"
         for number in (state["source_length"], length)
     )
     refuse(
         had != has,
-        f"load_state_dict: source had {had} and has {has} now, so that positions in it mean other examples; "
-        "give the source it was saved with",
+        f"load_state_dict: the source had {had} but now has {has}, so its positions mean other examples; "
+        "pass the source that the state was saved with",
     )
-    drawn = state["permutation"]
+    saved = state["permutation"]
     refuse(
-        drawn != permutation,
-        f"load_state_dict: the permutation of the state's {had} is {drawn}, and this adaecho's of so many is "
-        f"{permutation}: other examples would follow",
+        saved != permutation,
+        f"load_state_dict: the state permutes {had} by a {saved} order, but this adaecho by a {permutation} "
+        "order, which would give other examples; start without load_state_dict",
     )

@@ -1,8 +1,6 @@
-"""What the variants of data echoing are: where the echo lies, what that decides, and which factors apply.
+"""The variants of data echoing, and the other named choices, shared with the configuration.
 
-Beside them the other choices by name, which a config has too.
-
-Imports nothing of ours.
+This module imports nothing else of adaecho.
 """
 
 import numbers
@@ -19,11 +17,11 @@ class Variant:
     """One of the pipelines of the paper's section 3.
 
     Attributes:
-        name: as the argument ``echo`` takes it.
-        stages: in the paper's order.
-        repeats: what leaves the echo several times, "examples" or "batches"; "" where there is no echo, so
-            that no factor applies. What comes before the echo is upstream; without one all but the step.
-        augments_before: augmentation comes before the echo, and what the buffer holds is always decoded.
+        name: value of the argument ``echo``.
+        stages: stages in the paper's order.
+        repeats: "examples" or "batches", the items of the echo; "" without an echo. Stages before the echo
+            are upstream; without an echo all stages but the step are.
+        augments_before: augmentation comes before the echo, so that the buffer holds decoded examples.
     """
 
     name: str
@@ -33,7 +31,7 @@ class Variant:
 
     @property
     def batches_upstream(self) -> bool:
-        """Whether batches are made before the echo, so that whole ones can be read instead of examples."""
+        """Whether batches are made before the echo, so that the source may yield whole batches."""
         return self.repeats != "examples"
 
 
@@ -52,13 +50,13 @@ VARIANTS = {variant.name: variant for variant in _ALL}
 
 
 def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle_buffer: int) -> None:
-    """Raises ValueError where a variant can't have that factor or buffer of batches.
+    """Raise ValueError if a variant cannot have this factor or buffer of batches.
 
     Args:
-        variant: what the factor applies to.
+        variant: the variant.
         factor: a number in [1, MAX_FACTOR), or "auto".
         max_factor: bound of "auto", in [1, MAX_FACTOR).
-        batch_shuffle_buffer: batches.
+        batch_shuffle_buffer: number of batches.
     """
     if not 1 <= max_factor < MAX_FACTOR:
         raise ValueError(f"max_factor={max_factor}: must lie in [1, {MAX_FACTOR})")

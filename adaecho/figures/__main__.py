@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from adaecho.errors import say, told
+from adaecho.errors import print_line, report_errors
 from adaecho.figures.report import markdown_report, section
 from adaecho.figures.tables import RowsAndCurves, describe, draw_table, read_commands, read_tables
 from adaecho.records.files import folder_errors, write_text
@@ -60,10 +60,10 @@ def main(
     parser.add_argument("--into", type=Path, help="folder of the figures (default: <results>/figures)")
     options = parser.parse_args(arguments)
     into = options.into or options.results / "figures"
-    with told(), folder_errors(into):
+    with report_errors(), folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
         for path in draw(options.results, into):
-            say(path)
+            print_line(path)
 
 
 if __name__ == "__main__":

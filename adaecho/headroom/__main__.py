@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.errors import ConfigError, fail, say, told
+from adaecho.errors import ConfigError, fail, print_line, report_errors
 from adaecho.headroom.pipeline_timer import BUDGET_S, measure
 from adaecho.run import CONF, explain
 
@@ -35,7 +35,7 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
         config = schema.from_plain(schema.to_plain(compose("config", overrides=overrides)))
     found = measure(config, budget_s, step_s)
     for line in found.report(config.task.name, config.batch_size, config.data.num_workers):
-        say(line)
+        print_line(line)
 
 
 def cli() -> None:
@@ -44,7 +44,7 @@ def cli() -> None:
         print(__doc__.strip())
         return
     try:
-        with told():
+        with report_errors():
             main(sys.argv[1:])
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error, "step_s"))

@@ -52,7 +52,7 @@ def first_factor(ratio: float) -> int:
 
 def _cache(loop: Loop) -> str:
     """Suggest a cache if an epoch fits in half of the free memory or disk space."""
-    from adaecho.echo.memory.budget import free_bytes  # imported late: watch() does not need it
+    from adaecho.echo.memory.pool import free_bytes  # imported late: watch() does not need it
 
     size = int(loop.epoch_bytes / loop.factor)
     on_disk = shutil.disk_usage(tempfile.gettempdir()).free

@@ -1,1 +1,1 @@
-"""Run folders, their mirrors, and the tables collected from them."""
+"""Run folders, their mirror in W&B, and the tables collected from them."""

@@ -1,4 +1,4 @@
-"""Where a run was made: code, versions, machine, job."""
+"""The environment of a run: code, versions, machine and Slurm job."""
 
 import functools
 import hashlib
@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# What can change a result or a time.
+# Packages that can change a result or a time.
 _PACKAGES = (
     "adaecho", "torch", "torchvision", "tokenizers", "numpy", "opencv-python-headless", "hydra-core",
     "optuna", "scipy",
@@ -21,20 +21,20 @@ _SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "PROCID", 
 
 
 def environment() -> dict[str, Any]:
-    """What ``environment.json`` records; found once per process, in some milliseconds.
+    """The content of ``environment.json``.
 
     Returns:
-        ``git`` {sha, dirty} of the checkout this package runs from, or null in an installed one; ``code``, a
-        digest of the package's files, which names them wherever the commit goes; versions of ``python`` and
-        ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` this process may use, ``gpus`` by
-        name; ``slurm`` {variable: value}, empty outside of a job.
+        ``git`` {sha, dirty} of the checkout of this package, null if it is installed; ``code``, a digest of
+        the package's files, which identifies them without the commit; versions of ``python`` and
+        ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` that this process may use, ``gpus``
+        by name; ``slurm`` {variable: value}, empty outside of a job.
     """
     slurm = {name.lower(): os.environ[f"SLURM_{name}"] for name in _SLURM if f"SLURM_{name}" in os.environ}
     return {**_fixed(), "slurm": slurm}
 
 
 def code_digest() -> str:
-    """Names the code: a hash over every Python file of the package."""
+    """A digest of every Python file of the package: 12 hexadecimal digits."""
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
@@ -61,10 +61,10 @@ def _fixed() -> dict[str, Any]:
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """Commit, and whether tracked files differ from it; None without a checkout or without git."""
+    """The commit and whether tracked files differ from it; None without a checkout or git."""
     if not (root / ".git").exists():
         return None
-    # Without optional locks a status never disturbs a commit under way.
+    # Without optional locks, git status cannot disturb a commit in progress.
     git = ["git", "--no-optional-locks", "-C", str(root)]
     try:
         sha, status = (
@@ -85,7 +85,7 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of the GPUs torch sees; none where torch isn't loaded, as importing it costs seconds."""
+    """Names of the GPUs; empty if torch is not imported, since importing it takes seconds."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []

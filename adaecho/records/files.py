@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whenever the process is killed or the disk fills."""
+"""Files that are complete or absent, even if the process is killed or the disk fills."""
 
 import errno
 import json
@@ -12,37 +12,36 @@ from typing import IO, Any
 import yaml  # type: ignore[import-untyped]
 
 from adaecho.errors import FolderError
-from adaecho.masking import masked
 
-# The parser and emitter in C where PyYAML has them: a trial may last a second.
+# PyYAML's parser and emitter in C, if available: a trial may last only a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` inside into a ``FolderError`` that names ``path``, the reason and the remedy."""
+    """Raise an ``OSError`` inside the block as a ``FolderError`` with ``path``, the reason and the remedy."""
     try:
         yield
     except OSError as error:
+        remedy = "make it writable, or choose another folder"
+        reason = error.strerror or error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FolderError(
-                f"{path}: the disk is full; free some space and run the same command again: a run continues "
-                "from its last checkpoint"
-            ) from error
-        raise FolderError(
-            f"{path}: {error.strerror or error}; make it writable, or choose another folder"
-        ) from error
+            reason, remedy = (
+                "the disk is full",
+                "free space; the same command continues from the last checkpoint",
+            )
+        raise FolderError(f"{path}: {reason}; {remedy}") from error
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that becomes ``path`` when the block ends without an error; else the old one stays.
+    """Open a binary file that replaces ``path`` at the end of the block; an error leaves the old file.
 
-    What writes files by name may write to ``Path(file.name)`` instead, in the block.
+    A library that needs a file name may write to ``Path(file.name)`` inside the block.
 
     Raises:
-        FolderError: the disk is full or the folder can't be written.
+        FolderError: the disk is full, or the folder is not writable.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with folder_errors(path):
@@ -50,7 +49,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             with temporary.open("wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())  # a power cut would leave an empty file under the new name
+                os.fsync(file.fileno())  # otherwise a power cut may leave an empty file under the new name
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -69,7 +68,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add ``text`` to the end of a file, which is made if it is missing, and have it reach the disk."""
+    """Append ``text`` to a file, which is created if missing, and wait until it is on the disk."""
     with folder_errors(path), path.open("ab") as file:
         file.write(text.encode(errors="backslashreplace"))
         file.flush()
@@ -80,36 +79,29 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        FolderError: it can't be read or is no JSON.
+        FolderError: the file cannot be read.
     """
-    return _parsed(path, json.loads)
+    with folder_errors(path):
+        return json.loads(path.read_bytes())
 
 
 def read_yaml(path: Path) -> Any:
-    """The value in a YAML file.
+    """The value in a YAML file, by the safe loader.
 
     Raises:
-        FolderError: it can't be read or is no YAML.
+        FolderError: the file cannot be read.
     """
-    return _parsed(path, lambda data: yaml.load(data, _Loader))
-
-
-def _parsed(path: Path, parse: Any) -> Any:
     with folder_errors(path):
-        data = path.read_bytes()
-    try:
-        return parse(data)
-    except (ValueError, yaml.YAMLError) as error:
-        raise FolderError(f"{path}: damaged ({error}). Restore it, or start anew with fresh=true") from error
+        return yaml.load(path.read_bytes(), _Loader)
 
 
 def yaml_text(value: Any) -> str:
-    """Plain values as YAML, in their order, urls without credentials."""
-    return str(yaml.dump(masked(value), Dumper=_Dumper, sort_keys=False))
+    """Plain values as YAML, in their order."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False))
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that end in a newline: without a torn last one; none where the file is missing."""
+    """The lines of a file without an incomplete last line; empty if the file is missing."""
     if not path.exists():
         return []
     with folder_errors(path):
@@ -118,7 +110,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: numbers of numpy and torch become plain, NaN and infinities (which JSON lacks) null."""
+    """Strict JSON: numbers of numpy and torch become plain; NaN and infinities become null."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 

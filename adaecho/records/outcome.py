@@ -1,29 +1,29 @@
-"""From trials to arms: the paper's protocol (section 3) as pure functions over rows.
+"""Compare arms by their trials: the protocol of the paper (section 3) as pure functions over rows.
 
-Arms are compared by what a target cost (``outcome``) or, where none was set, by what a budget bought
-(``ends``). What the best trial of a search is, ``best_trials`` says for both.
+``outcome`` compares the cost of reaching a target; without a target, ``ends`` compares the ends of budgets.
+``best_trials`` defines the best trial of a search for both.
 
-A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them. Its keys::
+A row is one trial, as a flat dict. Its keys::
 
-    experiment, task, arm, echo_variant, echo_factor     what was compared
-    baseline                                             the arm it names for comparison, or null
-    batch_size, shuffle_buffer, batch_shuffle_buffer     what figures draw costs against
-    repeat, index                                        which search of the arm, which point of the search
+    experiment, task, arm, echo_variant, echo_factor     the comparison
+    baseline                                             the arm that it is compared with, or null
+    batch_size, shuffle_buffer, batch_shuffle_buffer     axes of figures
+    repeat, index                                        search of the arm, point of the search
     status                                               reached, budget_spent, diverged, failed, ...
-    counted                                              whether it is among the search's non-divergent budget
+    counted                                              whether the search's non-divergent budget counts it
     seed, hyperparameters                                the point: {key: value}
     run_id                                               of the whole config; see ``config.identity``
-    trials_left                                          of its search, where some have not ended
-    positions                                            {key: 0 to 1}: where on its axes the point lies
-    target_metric, target_value; target_direction        min or max, where the metric's name doesn't tell
-    to_target_fresh_examples, to_target_steps, to_target_train_time_s      null where the target was missed
+    trials_left                                          of its search, if some trials have not ended
+    positions                                            {key: 0 to 1}: the point's position on each axis
+    target_metric, target_value; target_direction        min or max, if the metric's name does not tell
+    to_target_fresh_examples, to_target_steps, to_target_train_time_s      null if the target was missed
     best_value, fresh_examples, steps, train_time_s, R                     at the end of the run
 
-and of those without a target also, at the end of the budget::
+and without a target also, at the end of the budget::
 
-    trained_examples                                  steps times batch size: repeats count
-    final_<metric>                                    of each metric of the task, where the budget ended
-    gain, gradient_variance, gradient_square,         AdaScale's, of the last step; scale_invariant_steps
+    trained_examples                                  steps times batch size, including repeats
+    final_<metric>                                    each metric of the task
+    gain, gradient_variance, gradient_square,         of AdaScale, at the last step; scale_invariant_steps
     scale_invariant_steps                             is tau
 """
 
@@ -34,40 +34,43 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from adaecho.records.statistics import cost_ratio, mean_interval
-from adaecho.records.status import Status
+from adaecho.records.trials import Status
 
 Row = dict[str, Any]
-# Metrics of which less is better; of all others (accuracy, average precision) more is, unless a row tells.
+# Metrics of which less is better. Of all others more is better, unless a row has target_direction.
 LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
-TARGET = ("target_metric", "target_value", "target_in_a_row")  # the first records have no last one
+TARGET = ("target_metric", "target_value", "target_in_a_row")  # the first records lack the last key
 COUNTS = ("fresh_examples", "steps", "trained_examples")
 ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
-EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
-_SHARED = ("batch_size", "shuffle_buffer")  # an arm's with its baseline's; a buffer of batches is the echo's
+EDGE = 0.05  # share of an axis at either end; the paper found no best point there (section 3)
+_SHARED = ("batch_size", "shuffle_buffer")  # an arm and its baseline have equal values
 SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 
 def outcome(rows: list[Row]) -> list[Row]:
     """One dict per arm, in the order of first appearance.
 
-    Each search is represented by its best counted trial; the costs of these are averaged over the searches
-    that reached the target, and their extremes kept (the bars and error bars of the paper's Fig. 3).
+    The best counted trial represents each search. Means and extremes cover the searches that reached the
+    target (the bars and error bars of the paper's Fig. 3).
 
     Returns:
-        Per arm: ``arm``, ``echo_variant``, ``echo_factor`` and what else of ``SETTINGS`` its rows hold,
-        unless it was searched;
-        ``searches`` and how many of them ``reached`` the target; ``trials`` that count, and how many of these
-        ``missed`` the target; how many others ``diverged`` (replaced, not counted) or ``failed``;
-        ``at_edge``, see the function;
-        ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}, with ``low`` and
-        ``high``, the mean's 95 % interval, where several searches reached it, null where none did; its
-        ``baseline``; ``ratio_to_baseline``, of geometric means of fresh examples, null without a baseline
-        that reached the target, and ``ratio_low`` and ``ratio_high``, its 95 % interval, null for the
-        baseline itself and with fewer than two searches on either side; see
-        ``records.statistics.cost_ratio``. Where searches of one of the two missed the target, each cost at
-        least what it read: ``ratio_bound`` says that the ratio is ``at least`` or ``at most`` that, without
-        an interval, and where searches of both missed it is null.
+        Per arm:
+
+        * ``arm``, ``echo_variant``, ``echo_factor``, and those of ``SETTINGS`` that were not searched.
+        * ``searches``, and how many of them ``reached`` the target.
+        * Counted ``trials``, and how many of them ``missed`` the target; how many other trials ``diverged``
+          (and were replaced) or ``failed``.
+        * ``at_edge``: see the function.
+        * ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}; with several
+          searches also ``low`` and ``high``, the mean's 95 % interval. Null if no search reached the target.
+        * ``baseline``, and ``ratio_to_baseline`` of geometric means of fresh examples, with its 95 % interval
+          ``ratio_low`` to ``ratio_high``; see ``records.statistics.cost_ratio``. Null without a baseline that
+          reached the target. The interval is null for the baseline itself, and with fewer than two searches
+          on either side.
+        * ``ratio_bound``: if searches of one side missed the target, each of them costs at least what it
+          read, so the ratio is ``at least`` or ``at most`` the value and has no interval. If searches of both
+          sides missed, the ratio is null.
     """
     best = best_trials(rows)
     arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
@@ -76,7 +79,9 @@ def outcome(rows: list[Row]) -> list[Row]:
     for arm in arms:
         comparable = [other for other in arms if targets[other["arm"]] == targets[arm["arm"]]]
         arm["baseline"] = baseline_of(arm, comparable)
-        if targets.get(arm["baseline"], targets[arm["arm"]]) != targets[arm["arm"]]:  # it names another's
+        if (
+            targets.get(arm["baseline"], targets[arm["arm"]]) != targets[arm["arm"]]
+        ):  # it has a different target
             arm["baseline"] = None
         if arm["arm"] == arm["baseline"]:
             value = 1.0 if arm["reached"] else None
@@ -87,27 +92,27 @@ def outcome(rows: list[Row]) -> list[Row]:
 
 
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
-    """The targets that rows went to: task, metric, value, evaluations in a row. Costs compare within one."""
+    """The targets of rows: task, metric, value, consecutive evaluations. Equal targets are comparable."""
     metric, value, in_a_row = TARGET
     return {(row["task"], row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
 
 
 class Bounds(NamedTuple):
-    """The bounds of a search's cost: equal where it was read off, ``high`` infinite where it missed."""
+    """Bounds of a search's cost: equal if it reached the target; ``high`` is infinite if it missed."""
 
     low: float
     high: float
 
 
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
-    """What each search's best trial, that with the fewest fresh examples, took to the target.
+    """The cost to the target of each search: that of its best trial, with the fewest fresh examples.
 
-    A search that missed its target costs at least what its shortest trial had spent; of one with trials left
-    nothing is known.
+    A search that missed the target costs at least what its shortest trial spent. The cost of a search with
+    trials left is unknown.
 
     Args:
         rows: of one arm.
-        cost: fresh_examples, steps, train_time_s, or s_per_fresh_example, the ratio of two of these.
+        cost: fresh_examples, steps, train_time_s, or s_per_fresh_example (seconds over fresh examples).
     """
     found = []
     for _, search in sorted(searches(rows).items()):
@@ -134,7 +139,7 @@ def _cost(row: Row, prefix: str, cost: str) -> float:
 
 
 def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
-    """The ratio of an arm's costs to its baseline's, with its interval, or what bounds it."""
+    """The ratio of an arm's costs to those of its baseline, with its interval or bound."""
     unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
     missed = [[math.isinf(cost.high) for cost in costs] for costs in (ours, theirs)]
     if all(map(any, missed)) or any(map(all, missed)):
@@ -150,16 +155,17 @@ def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
 
 
 def ratio_words(arm: Row) -> str:
-    """The ratio of an arm of ``outcome`` to its baseline: ``0.72``, of a bound ``>0.72`` or ``<0.72``."""
+    """The ratio of an arm of ``outcome`` to its baseline: ``0.72``, or ``>0.72`` and ``<0.72`` for bounds."""
     sign = {"at least": ">", "at most": "<"}.get(arm.get("ratio_bound", ""), "")
     return f"{sign}{arm['ratio_to_baseline']:.2f}"
 
 
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:
-    """The arm that another is compared with: its name, or None where that can't be told.
+    """The name of the arm with which an arm is compared; None if it is ambiguous.
 
-    It is the one that the arm names; else, of those without echoing (or else of factor 1), the one with the
-    arm's batch size and shuffle buffer; else the one called baseline; else the only one without echoing.
+    The first rule that gives a single arm decides: the arm's own ``baseline``; the arm without echoing (or
+    with factor 1) of equal batch size and shuffle buffer; the arm named baseline; the only arm without
+    echoing.
     """
     if arm.get("baseline"):
         return str(arm["baseline"])
@@ -174,16 +180,16 @@ def baseline_of(arm: Row, arms: list[Row]) -> str | None:
 
 
 def without_target(rows: list[Row]) -> bool:
-    """Whether the rows are of an experiment whose runs all go to the end of their budgets."""
+    """Whether the experiment has no target, so that all runs spend their budgets."""
     return all(row["target_value"] is None for row in rows)
 
 
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
     """The best trial of each search (arm and repeat), ties by index.
 
-    It is the counted trial with fewest fresh examples to the target; a search that never reached it has no
-    entry. Without a target it is the one with the best value of the target's metric at any evaluation (paper,
-    Fig. 8), of those that came to the end of their budgets; one without an evaluation comes last.
+    The best trial is the counted one with the fewest fresh examples to the target; a search that missed it
+    has no entry. Without a target it is the trial that spent its budget with the best value of the metric at
+    any evaluation (paper, Fig. 8).
     """
     merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
@@ -209,7 +215,7 @@ def best_value(search: Iterable[Row]) -> float | None:
 
 
 def counted_cost(row: Row) -> int | None:
-    """Fresh examples to the target of a trial that is among its search's; None if it missed, or is not."""
+    """Fresh examples to the target of a counted trial; None if it missed or is not counted."""
     return row["to_target_fresh_examples"] if row["counted"] else None
 
 
@@ -218,14 +224,14 @@ def _distance_at_end(row: Row) -> float | None:
 
 
 def _distance(row: Row) -> float:
-    """Orders rows by their best value: the less the better."""
+    """A sort key of the best value; smaller is better."""
     value: float | None = row["best_value"]
     direction = row.get("target_direction") or _by_name(row["target_metric"])
     return math.inf if value is None else value if direction == "min" else -value
 
 
-def untold(metric: str, direction: str) -> Row:
-    """What a row must hold so that its metric's direction is known: nothing where the name tells."""
+def direction_column(metric: str, direction: str) -> Row:
+    """``target_direction`` for a row; empty if the metric's name tells the direction."""
     return {} if direction == _by_name(metric) else {"target_direction": direction}
 
 
@@ -234,17 +240,17 @@ def _by_name(metric: str) -> str:
 
 
 def cost_to_target(summary: Row) -> int | None:
-    """Fresh examples to the target of a run's summary; None before it reached it."""
+    """Fresh examples to the target in a run's summary; None if it has not reached it."""
     return (summary.get("to_target") or {}).get("fresh_examples")
 
 
 def lowest(costs: Iterable[int | None]) -> int | None:
-    """The lowest cost of those that have one."""
+    """The lowest cost that is not None."""
     return min((cost for cost in costs if cost is not None), default=None)
 
 
 def arm_of_winner(name: str) -> str:
-    """The arm whose search was won by what an arm of this name runs again (``<arm>_search0``, ...)."""
+    """The searched arm whose best point the arm ``<arm>_search<n>`` repeats."""
     return re.sub(r"_search\d+$", "", name)
 
 
@@ -260,9 +266,9 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
     first = rows[0]
     reached = [row for (arm, _), row in best.items() if arm == first["arm"]]
     counted = [row for row in rows if row["counted"]]
-    told = [key for key in SETTINGS if key in first and not _is_searched(key, rows)]
+    settings = [key for key in SETTINGS if key in first and not _is_searched(key, rows)]
     return {
-        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *told)},
+        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *settings)},
         "searches": len({row["repeat"] for row in rows}),
         "reached": len(reached),
         "trials": len(counted),
@@ -275,7 +281,7 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
 
 
 def _is_searched(key: str, rows: list[Row]) -> bool:
-    """Whether a setting is one draw of a search's, which says nothing of the arm."""
+    """Whether the search chose a setting, so that it does not describe the arm."""
     axes = {name.rpartition(".")[2] for row in rows for name in row.get("positions") or {}}
     return key in axes or len({row.get(key) for row in rows}) > 1
 
@@ -283,16 +289,17 @@ def _is_searched(key: str, rows: list[Row]) -> bool:
 def ends(rows: list[Row]) -> list[Row]:
     """One dict per arm, in the order of first appearance.
 
-    Of a search of several trials the one counts that had the best value of the target's metric at any
-    evaluation (paper, Fig. 8); a search of one trial is a run.
+    ``best_trials`` represents a search of several trials; a search of one trial is a run.
 
     Returns:
-        Per arm: ``arm``, ``echo_variant``, ``echo_factor``; ``searched``, whether its searches had several
-        trials; how many ``runs`` (or searches) came to the end of their
-        budgets, how many ``diverged`` or ``failed``; and as {mean, min, max} over these runs, null where
-        none has it: ``fresh_examples``, ``steps``, ``trained_examples``, ``final_<metric>``, ``best_value``
-        (of the target's metric, at any evaluation), ``mean_gain`` (tau over steps) and AdaScale's others.
-        ``at_edge`` as of ``outcome``.
+        Per arm:
+
+        * ``arm``, ``echo_variant``, ``echo_factor``; ``searched``: whether its searches had several trials.
+        * How many ``runs`` (or searches) spent their budgets, and how many ``diverged`` or ``failed``.
+        * As {mean, min, max} over these runs, null without values: ``fresh_examples``, ``steps``,
+          ``trained_examples``, ``final_<metric>``, ``best_value`` (at any evaluation), ``mean_gain`` (tau
+          over steps), and the other values of AdaScale.
+        * ``at_edge`` as in ``outcome``.
     """
     finals = [*dict.fromkeys(key for row in rows for key in row if key.startswith("final_"))]
     return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in by_arm(rows).values()]
@@ -317,15 +324,15 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
 
 
 def num_best(arm: Row) -> int:
-    """How many searches of an arm of ``outcome`` or ``ends`` have a best point."""
+    """The number of searches with a best point in an arm of ``outcome`` or ``ends``."""
     return int(arm["reached"] if "reached" in arm else arm["runs"])
 
 
 def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
-    """``at_edge``: of how many searches the best point lies in the outermost 5 % of an axis, by its key.
+    """``at_edge``: per axis, the number of searches with a best point in the outermost 5 %.
 
     Args:
-        best: the best trial of each search of an arm; without positions (no search) nothing is said.
+        best: the best trial of each search of an arm. Without positions the result is empty.
     """
     keys = dict.fromkeys(key for row in best for key in row.get("positions") or {})
     counts = {key: sum(not EDGE <= row["positions"][key] <= 1 - EDGE for row in best) for key in keys}
@@ -339,5 +346,5 @@ def _spread_with_interval(values: list[float]) -> dict[str, float] | None:
 
 
 def spread(values: list[float]) -> dict[str, float] | None:
-    """Mean and extremes; None of nothing."""
+    """Mean and extremes; None without values."""
     return {"mean": fmean(values), "min": min(values), "max": max(values)} if values else None

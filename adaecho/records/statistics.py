@@ -1,7 +1,7 @@
-"""Whether two arms differ: the statistics behind every ratio.
+"""Statistics of the difference between two arms.
 
-Costs are positive and their noise is multiplicative, so means and intervals are of logarithms: a ratio is one
-of geometric means. A run that missed its target has no cost, only a rank: worse than every run that reached.
+Costs are positive and their noise is multiplicative. So means and intervals use logarithms, and a ratio
+compares geometric means.
 """
 
 import math
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_CONFIDENCE = 0.95  # of intervals
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two arms' geometric mean costs, and its 95 % confidence interval.
+    """The ratio of the geometric mean costs of two arms, and its 95 % confidence interval.
 
     Attributes:
-        value: below 1 where the first arm is cheaper.
-        low, high: the interval's ends; None with fewer than two runs on either side.
+        value: below 1 if the first arm is cheaper.
+        low, high: bounds of the interval; None with fewer than two runs on either side.
     """
 
     value: float
@@ -31,10 +31,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Noise:
-    """How uncertain a difference of two means is.
+    """The uncertainty of a difference of two means.
 
     Attributes:
-        error: its standard error.
+        error: the standard error.
         freedom: the degrees of freedom of Student's t, by Welch and Satterthwaite.
     """
 
@@ -47,11 +47,11 @@ def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
 
     Args:
         costs: of the runs (or searches) that reached the target; at least one, each above 0.
-        baseline: the same of the baseline.
+        baseline: the same for the baseline.
 
     Returns:
-        Without an interval where nothing is known of the noise: a side has one run, or all are equal on both
-        (costs are read off a grid of evaluations, so that equal ones are not exact).
+        The ratio. It has no interval if the noise is unknown: a side has one run, or all costs are equal on
+        both sides (evaluations are a grid, so equal costs are not exact).
     """
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))  # [searches] each
     difference = float(ours.mean() - theirs.mean())
@@ -67,18 +67,18 @@ def welch_noise(
     theirs: Sequence[float] | NDArray[Any],
     least_variances: tuple[float, float] = (0.0, 0.0),
 ) -> Noise | None:
-    """The noise of the difference of two means by Welch (1947), each side with a variance of its own.
+    """The noise of the difference of two means by Welch (1947), with one variance per side.
 
     Args:
-        ours, theirs: finite values; with fewer than two on a side nothing is known: None.
-        least_variances: of either side, e.g. ``grid_variance``: what is read off a grid may be equal by
-            chance, and was not known that well.
+        ours, theirs: finite values; the result is None with fewer than two on a side.
+        least_variances: lower bounds of the variances, such as ``grid_variance``: values on a grid may be
+            equal by chance.
     """
     if min(len(ours), len(theirs)) < 2:
         return None
     parts, freedom = [], 0.0
     for values, least in zip((ours, theirs), least_variances, strict=True):
-        # Equal values have a variance of 1e-33 by rounding, which would pass for knowledge.
+        # Rounding gives equal values a variance of 1e-33.
         variance = 0.0 if np.ptp(values) == 0 else float(np.var(values, ddof=1))
         parts.append(max(variance, least) / len(values))
         freedom += parts[-1] ** 2 / (len(values) - 1)
@@ -87,15 +87,15 @@ def welch_noise(
 
 
 def difference_interval(difference: float, noise: Noise) -> tuple[float, float]:
-    """Student's 95 % t interval of a difference; of one that is infinite, itself."""
-    from scipy import special  # takes long to import, and no run or worker needs it
+    """Student's 95 % t interval of a difference; an infinite difference is its own interval."""
+    from scipy import special  # slow to import, and training does not need it
 
     half = float(special.stdtrit(noise.freedom, (1 + _CONFIDENCE) / 2)) * noise.error
     return difference - half, difference + half
 
 
 def mean_interval(values: Sequence[float], confidence: float = _CONFIDENCE) -> tuple[float, float]:
-    """Student's t interval of the mean of two values or more."""
+    """Student's t interval of the mean of two or more values."""
     from scipy import stats
 
     array = np.asarray(values, float)  # [values]

@@ -1,6 +1,7 @@
-"""The end of a sweep as a table of text, computed here once; terminal, Markdown and HTML only lay it out."""
+"""The outcome of a sweep as a table of text, for the terminal and for Markdown."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,14 @@ from adaecho.records.outcome import (
     without_target,
 )
 
-# Which columns a medium has room for: a narrow terminal, one of 80 columns, a page.
+# Media by width: a narrow terminal, a terminal of 80 columns, a page.
 NARROW, TERMINAL, PAGE = range(3)
+_NARROW_WIDTH = 76  # columns of a terminal; a narrower one shows the NARROW columns
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, one cell per arm, and the least medium that shows it."""
+    """A heading, one cell per arm, and the narrowest medium that shows the column."""
 
     heading: str
     cells: list[str]
@@ -30,23 +32,23 @@ class Column:
 
 
 def as_clock(seconds: float) -> str:
-    """A duration as minutes and seconds, with the hours before them where there are any."""
+    """A duration as ``m:ss`` or ``h:mm:ss``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def summarize(rows: list[Row]) -> list[Row]:
-    """One dict per arm: costs to the target, or where the runs ended if there was none."""
+    """One dict per arm: costs to the target, or the ends of the runs without a target."""
     return ends(rows) if without_target(rows) else outcome(rows)
 
 
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
-    """The columns of the table for these trials and what ``summarize`` makes of them.
+    """The columns of the table for these rows and their ``summarize`` result.
 
-    With several searches per arm a cost is the mean of their best trials and its range theirs; with one, the
-    best trial's, and the range that of all its trials that reached the target. ``-`` where an arm has none,
-    and no column where all have none.
+    With several searches per arm, a cost is the mean of their best trials, and the range is that of these
+    trials. With one search, the cost is that of the best trial, and the range covers all trials that reached
+    the target. ``-`` means that an arm has no value; columns without values are left out.
     """
     if without_target(rows):
         columns = _ends_columns(arms, decimals_of(validation_images(rows)))
@@ -57,13 +59,13 @@ def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
 
 
 def validation_images(rows: list[Row]) -> int | None:
-    """How many images are held out; None where the rows don't say, or not the same."""
+    """The number of validation images; None if unknown, or if rows differ."""
     numbers = {row.get("validation_images") for row in rows}
     return numbers.pop() if len(numbers) == 1 else None
 
 
 def decimals_of(number: int | None) -> int:
-    """Decimals of a metric that so many held-out images carry: of 20, one makes 0.05. Else four."""
+    """Significant decimals of a metric on so many validation images (one of 20 is 0.05); four if unknown."""
     return 4 if number is None else min(max(math.ceil(math.log10(number)), 1), 4)
 
 
@@ -76,7 +78,7 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
     return [
         ("arm", _text("arm"), NARROW),
         ("fresh examples", _mean("fresh_examples", ",.0f"), NARROW),
-        # A terminal has room for one of the two; where several searches allow an interval, it says more.
+        # A terminal has room for one of the two columns.
         ("range", lambda arm: _cost_range(arm, rows), PAGE if with_interval else TERMINAL),
         ("ratio", lambda arm: "-" if arm["ratio_to_baseline"] is None else ratio_words(arm), NARROW),
         *([("95 % interval", ratio_interval, TERMINAL)] if with_interval else []),
@@ -96,7 +98,7 @@ def _ends_columns(arms: list[Row], decimals: int) -> _Columns:
     metrics = [key for key in (arms[0] if arms else {}) if key.startswith("final_")]
     for number, key in enumerate(metrics):
         columns += [
-            # Detection has six of them: more than two would leave a terminal no room for the arms' names.
+            # Detection has six metrics; more than two leave no room for the names of arms.
             (key.removeprefix("final_").replace("_", " "), _mean(key, form), NARROW if number < 2 else PAGE),
             ("range", _range(key, form), PAGE),
         ]
@@ -128,7 +130,7 @@ def _span(spread: dict[str, Any] | None, form: str) -> str:
 
 
 def ratio_interval(arm: Row) -> str:
-    """The 95 % interval of an arm's ratio to its baseline."""
+    """The 95 % interval of the ratio to the baseline."""
     return "-" if arm["ratio_low"] is None else f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"
 
 
@@ -137,3 +139,30 @@ def _cost_range(arm: Row, rows: list[Row]) -> str:
         return _span(arm["fresh_examples"], ",")
     costs = [counted_cost(row) for row in rows if row["arm"] == arm["arm"]]
     return _span(spread([cost for cost in costs if cost is not None]), ",")
+
+
+def terminal_table(columns: list[Column], width: int) -> Any:
+    """A rich table with the columns that fit a terminal of this width; zeros are shown as ``-``.
+
+    A column of zeros is left out, unless even a narrow terminal shows it.
+
+    Args:
+        columns: of ``end_of_sweep``; the first one holds names.
+        width: of the terminal, in characters.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    most = NARROW if width < _NARROW_WIDTH else TERMINAL
+    names, *shown = [
+        column
+        for column in columns
+        if column.medium == NARROW or (column.medium <= most and set(column.cells) != {"0"})
+    ]
+    table.add_column(names.heading, overflow="fold", min_width=12)
+    for column in shown:
+        heading = re.sub(r" (?!%)", "\n", column.heading)  # keeps a number and its unit on one line
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, *cells in zip(names.cells, *(column.cells for column in shown), strict=True):
+        table.add_row(name, *("-" if cell == "0" else cell.replace(" to ", "-") for cell in cells))
+    return table

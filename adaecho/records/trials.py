@@ -1,4 +1,4 @@
-"""Rows of trials as a file: a table whose columns are named once and whose constant columns are written once.
+"""Rows of trials: their statuses, and the table in which they are committed.
 
 ::
 
@@ -7,41 +7,60 @@
     ["baseline", ..., 0.9491],
     ...]}
 
-One line per trial: small, and a difference shows which trial changed. A sweep's folder holds the same rows as
-a plain list of dicts; both are read.
+The table names columns once and writes constant columns once. It has one line per trial, so a diff shows
+which trial changed. A sweep's folder contains the same rows as a plain list of dicts; ``read_rows`` reads
+both.
 """
 
 import hashlib
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from adaecho.records.files import dumps, read_json
 
 Row = dict[str, Any]
-# Of a folder of results: see ``records.collect``, and experiments/repeat_value for its branches.
+# The tables in a folder of results: see ``records.collect``, and experiments/repeat_value for its branches.
 TABLES = ("trials.json", "outcome.json", "curves.json", "branches.json")
-_INSIDE = ":"  # between the name of a dict-valued column and a key of it
+_INSIDE = ":"  # between the name of a dict-valued column and a key of the dict
+
+
+class Status(StrEnum):
+    """The values of ``status`` in ``summary.json`` and in the rows of ``trials.json``."""
+
+    RUNNING = "running"  # or killed; the same command continues the run
+    PREEMPTED = "preempted"  # ended by a signal, after a checkpoint
+    REACHED = "reached"  # met the target
+    BUDGET_SPENT = "budget_spent"
+    DIVERGED = "diverged"
+    PRUNED = "pruned"  # could no longer be the best of its search
+    FAILED = "failed"  # ended by an error
+
+
+# Runs with these statuses are never continued.
+FINISHED = frozenset({Status.REACHED, Status.BUDGET_SPENT, Status.DIVERGED, Status.PRUNED})
+ENDED = FINISHED | {Status.FAILED}  # no process works on such a run
 
 
 def digest(table: bytes) -> str:
-    """A name for these bytes."""
+    """The SHA-256 of these bytes, in hexadecimal."""
     return hashlib.sha256(table).hexdigest()
 
 
 def check_metric(name: object) -> str:
-    """The name of a metric, which becomes a column's (``final_<metric>``) and stands in a report.
+    """Check the name of a metric, which becomes part of a column name (``final_<metric>``).
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the name contains other characters.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[\w .+=/@()%,&'-]{1,200}", name):
-        raise ValueError(f"metric {name!r} is no name (letters, digits, blanks, ._-+=/@()%,& and ')")
+        raise ValueError(f"metric {name!r}: use letters, digits, blanks, ._-+=/@()%,& and '")
     return name
 
 
 def table_text(rows: list[Row]) -> str:
-    """The table of these rows; what a row lacks is read back as null."""
+    """The table of these rows. A value that a row lacks is read back as null."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     same = {
@@ -56,12 +75,12 @@ def table_text(rows: list[Row]) -> str:
 
 
 def read_rows(path: Path) -> Any:
-    """The rows that a file holds; see ``rows_of``."""
+    """The rows in a file; see ``rows_of``."""
     return rows_of(read_json(path))
 
 
 def rows_of(table: Any) -> Any:
-    """The rows of a table that was read; a plain list of rows is left as it is."""
+    """The rows of a table; a plain list of rows is returned unchanged."""
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table
     return [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.search.design import read_design
 from adaecho.search.report import headline, show_outcome, write_outcome
 from adaecho.search.state import SweepState
@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("command", choices=("status", "collect"))
     parser.add_argument("folder", type=Path, help="folder of the sweep, e.g. runs/quickstart/digits")
     typed = parser.parse_args(arguments)
-    with told():
+    with report_errors():
         state, console = SweepState(read_design(typed.folder), typed.folder), Console(markup=False)
         for line in headline(state):
             console.print(line, soft_wrap=True, highlight=False)

@@ -32,12 +32,12 @@ Compose = Callable[[Sequence[str]], dict[str, Any]]
 _MAX_NAME_LENGTH = 200
 # Keys that cannot be searched, since all trials of an arm must share them to be comparable.
 _NO_AXES = {
-    *BUDGETS, "seed", "threads", "fresh", "search", "tracking", "target", "evaluate", "data", "echo.factor",
+    *BUDGETS, "seed", "threads", "restart", "search", "tracking", "target", "evaluate", "data", "echo.factor",
 }  # fmt: skip
 # Keys that all arms of a task must share to be comparable.
 _OF_ALL_ARMS = (
-    "max_fresh_examples", "max_loss", "target.chance", "target.chance_share", "evaluate.every_fresh_examples",
-    "evaluate.max_examples", "data.validation_examples", "data.split_seed",
+    "max_fresh_examples", "max_loss", "target.chance_level", "target.chance_share",
+    "evaluate.every_fresh_examples", "evaluate.max_examples", "data.validation_examples", "data.split_seed",
 )  # fmt: skip
 
 

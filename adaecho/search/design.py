@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.identity import BUDGETS, differences, identity, smaller_budgets
+from adaecho.config.identity import BUDGETS, differences, digest_form, digest_key, identity, smaller_budgets
 from adaecho.errors import FolderError
 from adaecho.records.files import read_json, write_json
 
@@ -92,7 +92,8 @@ class Arm:
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
         for axis in self.axes:
             kept = with_value(kept, axis.key, None)
-        return {"config": kept, "axes": {axis.key: axis.to_dict() for axis in self.axes}}
+        axes = {digest_key(axis.key): axis.to_dict() for axis in self.axes}
+        return {"config": digest_form(kept), "axes": axes}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the arm computes. Arms with equal dicts are the same arm."""
@@ -156,7 +157,7 @@ class Design:
         point = self.point(arm, trial.repeat, trial.index)
         seed = trial_seed(self.seed, trial.repeat, trial.index)
         values = [f"{key}={value!r}" for key, value in {**point, "seed": seed}.items()]
-        return {**arm.at(point), "seed": seed, "fresh": False}, [*arm.overrides, *values]
+        return {**arm.at(point), "seed": seed, "restart": False}, [*arm.overrides, *values]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``design.json``, including the points."""
@@ -260,6 +261,6 @@ def record_design(design: Design, folder: Path) -> None:
         shown = "\n  ".join(lines[:_MAX_LINES] + ["..."] * (len(lines) > _MAX_LINES))
         raise FolderError(
             f"{folder}: contains a different design:\n  {shown}\nRun that design, choose another "
-            "hydra.sweep.dir=, or start over with fresh=true, which keeps the old folder"
+            "hydra.sweep.dir=, or start over with restart=true, which keeps the old folder"
         )
     write_json(path, design.to_dict())

@@ -18,9 +18,8 @@ from adaecho.errors import UserError, how_to_install, warn
 from adaecho.records.collect import best_curves, trial_row
 from adaecho.records.files import write_json, write_text
 from adaecho.records.outcome import COSTS, EDGE, Row, best_value, num_best, without_target
-from adaecho.records.status import ENDED, FINISHED, Status
-from adaecho.records.table import as_clock, end_of_sweep, summarize
-from adaecho.records.terminal import terminal_table
+from adaecho.records.table import as_clock, end_of_sweep, summarize, terminal_table
+from adaecho.records.trials import ENDED, FINISHED, Status
 from adaecho.search.design import Design, TrialId
 from adaecho.search.state import SweepState
 
@@ -85,7 +84,7 @@ def headline(state: SweepState) -> list[str]:
     """Return the size of the sweep, and the searched keys."""
     left, arms = len(state.missing()), state.design.arms
     searches = f" x {state.design.repeats} searches" if state.design.repeats > 1 else ""
-    over = "" if left else " (fresh=true starts over)"
+    over = "" if left else " (restart=true starts over)"
     trials = counted(len(state.wanted()), "trial")
     lines = [f"{state.folder}: {counted(len(arms), 'arm')}{searches}, {trials}, {left} to run{over}"]
     searched = Counter(axis.key for arm in arms for axis in arm.axes)
@@ -200,8 +199,12 @@ def missed(rows: list[Row], state: SweepState) -> list[str]:
 
 
 def remarks(state: SweepState) -> list[str]:
-    """Return one line per search that is incomplete although no trial is left to run."""
-    lines = []
+    """Return one line per arm with changed data files and per search that cannot be completed."""
+    lines = [
+        f"arm {arm.name}: the files of the data changed between trials (files_sha256 in summary.json)"
+        for arm in state.design.arms
+        if len(_files_of_trials(state, arm.name)) > 1
+    ]
     for search in state.searches.values():
         says, diverged = f"search {search.arm.name}/{search.repeat} is incomplete:", Status.DIVERGED
         failed = [index for index in search.wanted() if search.status(index) == Status.FAILED]
@@ -215,6 +218,13 @@ def remarks(state: SweepState) -> list[str]:
                 f"{search.max_diverged}; raise it, or narrow the axes"
             )
     return lines
+
+
+def _files_of_trials(state: SweepState, arm: str) -> set[str]:
+    """Return the digests of names and sizes of the data files of an arm's trials."""
+    searches = [search for search in state.searches.values() if search.arm.name == arm]
+    data = [summary.get("data", {}) for search in searches for summary in search.summaries.values()]
+    return {facts["files_sha256"] for facts in data if "files_sha256" in facts}
 
 
 def unfinished(state: SweepState) -> list[str]:

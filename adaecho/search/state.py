@@ -8,7 +8,7 @@ from typing import Any
 
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import cost_to_target, lowest
-from adaecho.records.status import FINISHED, Status
+from adaecho.records.trials import FINISHED, Status
 from adaecho.search.design import Arm, Design, TrialId
 
 

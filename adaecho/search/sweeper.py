@@ -17,9 +17,8 @@ from adaecho.config import size_defaults
 from adaecho.config.schema import SearchConfig, to_plain
 from adaecho.config.slurm import SlurmSettings
 from adaecho.errors import ConfigError
-from adaecho.records.folder import move_aside
-from adaecho.records.lock import FolderLock
-from adaecho.records.tracking import exported
+from adaecho.records.folder import FolderLock, move_aside
+from adaecho.records.wandb_mirror import exported
 from adaecho.search import launch
 from adaecho.search.arms import build_arms, composer, parse_overrides
 from adaecho.search.design import Design, record_design, stable_hash
@@ -51,7 +50,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         lock = FolderLock(folder)
         lock.acquire()
         stack.callback(lock.release)
-        if config.fresh and (folder / "design.json").exists():
+        if config.restart and (folder / "design.json").exists():
             move_aside(folder)
             lock.release()
             lock.acquire()

@@ -25,15 +25,14 @@ from typing import Any
 
 from adaecho.config.launch_env import importing
 from adaecho.config.schema import from_plain
-from adaecho.errors import RankError, UserError, fail, say, told
+from adaecho.errors import RankError, UserError, fail, print_line, report_errors
 from adaecho.records.environment import environment
 from adaecho.records.files import append, read_json
-from adaecho.records.folder import RunFolder
-from adaecho.records.lock import STALE_AFTER_S, FolderInUseError
-from adaecho.records.status import FINISHED, Status
+from adaecho.records.folder import STALE_AFTER_S, FolderInUseError, RunFolder
+from adaecho.records.trials import FINISHED, Status
 from adaecho.search.design import Design, TrialId, read_design
 from adaecho.search.state import Pruner, SweepState
-from adaecho.training.interrupt import WaitEndedError
+from adaecho.training.signals import WaitEndedError
 
 MAX_ATTEMPTS = 3  # of a trial
 ATTEMPTS = "attempts.log"  # one line per attempt that neither ended nor was interrupted
@@ -99,11 +98,11 @@ class Worker:
 
         os.environ.pop("MASTER_PORT", None)  # submitit derives it from the job id
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
-        from adaecho.ranks import joined
+        from adaecho.ranks import distributed_context
         from adaecho.training.device import choose_device
 
         config = from_plain(read_design(Path(self.folder)).arms[0].config)
-        with joined(choose_device(config), config.rank_timeout_s) as ranks:
+        with distributed_context(choose_device(config), config.rank_timeout_s) as ranks:
             yield ranks
 
     def _work(self, number: int, ranks: Any) -> str | None:
@@ -160,12 +159,12 @@ def _train(
     """Train a trial. Return the signal that ended it, if any. ``last``: raise errors instead of printing."""
     name, log = "/".join(folder.parts[-3:]), folder / ATTEMPTS
     prune = Pruner(folder) if config["search"]["prune"] else None
-    say(f"{name}: started")
+    print_line(f"{name}: started")
     gc.collect()  # the objects of a trial form cycles that keep its data alive
     try:
         summary = run(from_plain(config), folder, overrides, prune=prune, begun=partial(_begin, log))
     except FolderInUseError:
-        say(f"{name}: another worker has taken it")
+        print_line(f"{name}: another worker has taken it")
         return None
     except RankError:
         raise
@@ -181,7 +180,7 @@ def _train(
         traceback.print_exc()
         return None
     log.unlink(missing_ok=True)
-    say(f"{name}: {summary['status']}")
+    print_line(f"{name}: {summary['status']}")
     preempted = "SIGTERM" if summary["status"] == Status.PREEMPTED else None
     return summary.get("signal") or preempted  # a signal may arrive after the outcome is decided
 
@@ -232,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search.worker", description=__doc__)
     parser.add_argument("folder", help="folder of a sweep that a -m command has started")
-    with told():
+    with report_errors():
         message = Worker(parser.parse_args(arguments).folder, num_workers=64)(os.getpid())
     if message is not None:
         fail(message)

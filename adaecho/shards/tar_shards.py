@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.masking import masked
+from adaecho.errors import redact_urls
 from adaecho.shards.transfer import Transfer
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -240,7 +240,7 @@ def shard_urls(shards: Names) -> list[str]:
         for url in _numbered(str(one)):
             found = sorted(glob.glob(url)) if "://" not in url and glob.has_magic(url) else [url]
             if not found:
-                raise ValueError(f"shards={masked(url)!r}: no file matches")
+                raise ValueError(f"shards={redact_urls(url)!r}: no file matches")
             urls += found
     if not urls:
         raise ValueError("shards: the list is empty")

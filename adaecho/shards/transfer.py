@@ -8,7 +8,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from adaecho.masking import masked
+from adaecho.errors import redact_urls
 
 _PIECE = 1 << 18  # bytes per read
 _DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
@@ -29,7 +29,7 @@ class Transfer:
     """
 
     def __init__(self, url: str) -> None:
-        self.name, self.byte, self._url = masked(url), 0, url
+        self.name, self.byte, self._url = redact_urls(url), 0, url
         self._stream: Any = None
 
     def read(self) -> bytes:
@@ -58,7 +58,7 @@ class Transfer:
                     break
             # The sleep of an EchoLoader's thread ends when the loader is closed.
             getattr(threading.current_thread(), "rest", time.sleep)(delay_s)
-        raise ConnectionError(f"{self.name}: can't be read {masked(cause)}")
+        raise ConnectionError(f"{self.name}: can't be read {redact_urls(cause)}")
 
     def close(self) -> None:
         """Close the connection or file. A later ``read`` reopens it."""

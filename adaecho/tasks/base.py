@@ -78,7 +78,7 @@ class Task:
         decode: deterministic, from stored bytes to arrays; None if examples are stored decoded.
         augment: ``augment(example, rng)``; a vectorised one has ``augment.block(examples, keys)`` too.
         augment_parts: two functions (once, each_time) whose composition equals ``augment``. With
-            ``echo.split=true`` the echo lies between them. None if the task has no such parts.
+            ``echo.split_augmentation=true`` the echo lies between them. None if the task has no such parts.
         collate: from a list of examples to a batch; None for ``EchoLoader``'s default.
         build_model: returns a freshly initialised model. The caller seeds torch's global generator.
         loss: ``loss(model, batch)``, the sum of the losses and the sum of their weights. So the mean over

@@ -14,7 +14,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets import cifar10 as storage
 from adaecho.datasets.labelled_images import open_shards, read_shards
-from adaecho.datasets.split import first_of, hold_out, refuse_number
+from adaecho.datasets.split import first_of, refuse_number, train_validation_split
 from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, ExampleError
 from adaecho.models.images import Normalise, cifar_resnet
@@ -72,7 +72,9 @@ def _in_memory(config: Config, options: Options) -> dict[str, Any]:
     most_bad = config.data.max_bad_examples
     stored, bad = storage.find(config.data.path, decode), BadExampleBudget(most_bad)
     images = stored.read("train", bad)
-    source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
+    source, validation = train_validation_split(
+        images, config.data.validation_examples, seed=config.data.split_seed
+    )
     return {
         "source": first_of(source, options.training_examples),
         "validation": validation,

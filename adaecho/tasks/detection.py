@@ -15,12 +15,12 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets.coco import read_both
 from adaecho.datasets.scenes import SIDE, make_scenes
-from adaecho.datasets.split import hold_out_rows, refuse_number
+from adaecho.datasets.split import refuse_number, split_indices
 from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, about_one_example
 from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.ssd import SSD, Detections, detect, multibox_loss, small_ssd, ssd_resnet34
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Metrics, Picture, Split, Task, digest_of_classes
 from adaecho.tasks.boxes import ResizeWithBoxes, SSDAugment, collate_boxes
@@ -72,7 +72,7 @@ def _coco(config: Config, options: CocoOptions) -> Parts:
     train, held_out, lists = read_both(path, bad)
     files = [*lists, *train.files, *(() if held_out is None else held_out.files)]
     if held_out is None:
-        rows, out = hold_out_rows(len(train), number, seed=config.data.split_seed)
+        rows, out = split_indices(len(train), number, seed=config.data.split_seed)
         train, held_out = train.take(np.sort(rows).tolist()), train.take(out.tolist())
     else:
         refuse_number(number, path)
@@ -179,7 +179,12 @@ class Validation:
         self.metrics = self._precision.metrics
 
     def evaluate(
-        self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+        self,
+        model: nn.Module,
+        split: Split,
+        *,
+        device: torch.device,
+        ranks: DistributedContext = SINGLE_PROCESS,
     ) -> Metrics:
         """The metrics of a model in eval mode. Each rank evaluates its share of the images."""
         assert split == "validation", "COCO's test split has no public boxes, and scenes have none"

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.split import first_of, hold_out
+from adaecho.datasets.split import first_of, train_validation_split
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.images import Normalise, small_conv, small_mlp
 from adaecho.tasks.base import Task
@@ -33,7 +33,9 @@ def build(config: Config, options: Options) -> Task:
     """
     if config.data.path is not None:
         raise ConfigError(f"data.path={config.data.path}: task digits has embedded images; set it to null")
-    source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
+    source, validation = train_validation_split(
+        read_digits(), config.data.validation_examples, seed=config.data.split_seed
+    )
     validation = {name: array[: config.evaluate.max_examples] for name, array in validation.items()}
 
     def build_model() -> nn.Module:

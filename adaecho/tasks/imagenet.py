@@ -14,16 +14,16 @@ from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets.labelled_images import LabelledImages, find_both
-from adaecho.datasets.split import Rows, hold_out_rows, refuse_number
+from adaecho.datasets.split import Subset, refuse_number, split_indices
 from adaecho.errors import DataError
 from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
-from adaecho.ranks import Ranks
+from adaecho.ranks import DistributedContext
 from adaecho.shards import TarShards
 from adaecho.tasks.base import Split, Task, digest_of_classes
 from adaecho.tasks.images import DecodeLabelled, EvaluationBatches, Prediction, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
-from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
+from adaecho.transforms.photographs import CenterCrop, RandomResizedCrop
 from adaecho.transforms.small_images import PadCropFlip
 
 
@@ -48,12 +48,12 @@ def build(config: Config, options: Options) -> Task:
     augment = RandomResizedCrop(
         options.image_size,
         scale=(options.min_crop_area, 1.0),
-        brightness=options.colour_distortion,
-        contrast=options.colour_distortion,
-        saturation=options.colour_distortion,
+        brightness=options.color_jitter,
+        contrast=options.color_jitter,
+        saturation=options.color_jitter,
         antialias=options.antialias,
     )
-    crop = CentreCrop(options.image_size, antialias=options.antialias)
+    crop = CenterCrop(options.image_size, antialias=options.antialias)
     decode = DecodeLabelled(num_classes)
     decode_to_crop = decode.for_augment(crop)
     batches = EvaluationBatches(held_out, lambda example: crop(decode_to_crop(example)), config)
@@ -63,7 +63,9 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, options.with_ghosts(model))
 
-    def predictions(model: nn.Module, _: Split, device: torch.device, ranks: Ranks) -> Iterator[Prediction]:
+    def predictions(
+        model: nn.Module, _: Split, device: torch.device, ranks: DistributedContext
+    ) -> Iterator[Prediction]:
         streamed = isinstance(held_out, _FirstOfShards)
         chosen = held_out.share(ranks) if streamed else ranks.share(len(held_out))
         for _row, examples in batches.read(chosen):
@@ -105,15 +107,15 @@ def _split(config: Config, train: LabelledImages, validation: LabelledImages | N
                 "with task.validation_path="
             )
     if validation is None:
-        rows, others = hold_out_rows(len(train.source), number, seed=seed)
-        return Rows(train.source, np.sort(rows)), Rows(train.source, others[:most])
+        rows, others = split_indices(len(train.source), number, seed=seed)
+        return Subset(train.source, np.sort(rows)), Subset(train.source, others[:most])
     refuse_number(number, path)
     if isinstance(validation.source, TarShards):
         return train.source, _FirstOfShards(validation.source.urls, most)
     if most is None or most >= len(validation.source):
         return train.source, validation.source
-    rows = hold_out_rows(len(validation.source), most, seed=seed)[1]
-    return train.source, Rows(validation.source, np.sort(rows))
+    rows = split_indices(len(validation.source), most, seed=seed)[1]
+    return train.source, Subset(validation.source, np.sort(rows))
 
 
 class _FirstOfShards:
@@ -125,7 +127,7 @@ class _FirstOfShards:
     def __init__(self, urls: list[str], most: int | None) -> None:
         self._shards, self._most = TarShards(urls, shuffle=False), most
 
-    def share(self, ranks: Ranks) -> Iterator[dict[str, Any]]:
+    def share(self, ranks: DistributedContext) -> Iterator[dict[str, Any]]:
         """The examples of a rank. Below the full split every rank reads all of them, then keeps its share."""
         if self._most is not None:
             return islice(self._shards, ranks.rank, self._most, ranks.world_size)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from adaecho.config.schema import Config
 from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import about_one_example
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import Batch, LossAndWeight, Metrics, Picture, Split, Task
 from adaecho.transforms.photographs import decode_image, decoder_for
 from adaecho.transforms.small_images import Images
@@ -27,7 +27,7 @@ from adaecho.transforms.small_images import Images
 Prediction = tuple[Iterable[Any], torch.Tensor, torch.Tensor]
 """Of a batch: images uint8 [n, H, W, C], labels int64 [n], and float logits [n, classes] on their device."""
 
-Predictions = Callable[[nn.Module, Split, torch.device, Ranks], Iterable[Prediction]]
+Predictions = Callable[[nn.Module, Split, torch.device, DistributedContext], Iterable[Prediction]]
 """Of a model for a rank's share of a split, batch by batch."""
 
 _FIELDS = ("jpg", "jpeg", "png", "webp")  # extensions of images in tar shards; labels have "cls"
@@ -85,11 +85,13 @@ def classifier(
         others: the other fields of ``Task``.
     """
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE) -> Metrics:
+    def evaluate(
+        model: nn.Module, split: Split, *, device: torch.device, ranks: DistributedContext = SINGLE_PROCESS
+    ) -> Metrics:
         return classification_metrics(predictions(model, split, device, ranks), ranks)
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        wrong = mistakes(predictions(model, "validation", device, ALONE), names)
+        wrong = mistakes(predictions(model, "validation", device, SINGLE_PROCESS), names)
         return list(islice(wrong, number))
 
     return Task(
@@ -120,7 +122,7 @@ def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> P
     """Predictions for a rank's share of the split that ``read`` returns, batch by batch."""
 
     def predictions(
-        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
+        model: nn.Module, split: Split, device: torch.device, ranks: DistributedContext
     ) -> Iterator[Prediction]:
         examples = read(split)
         share = ranks.share(len(examples["label"]))
@@ -152,7 +154,9 @@ def _as_color(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.repeat(bright.astype(np.uint8), 3, axis=-1)
 
 
-def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALONE) -> Metrics:
+def classification_metrics(
+    predictions: Iterable[Prediction], ranks: DistributedContext = SINGLE_PROCESS
+) -> Metrics:
     """Accuracy and mean cross entropy (nats) over a split, of which each rank has a share."""
     number = 0
     correct: torch.Tensor | int = 0  # the sums stay on the device: reading them would wait for it

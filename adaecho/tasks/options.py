@@ -75,20 +75,20 @@ class TextOptions(CheckedOptions):
     feed_forward: int = 2048
     heads: int = 8
     dropout: float = 0.0
-    vocabulary: int = 32000  # subwords of a tokenizer trained on the training text; at least 256 bytes + 2
-    block: int = 128  # predictions of an example
+    vocab_size: int = 32000  # subwords of a tokenizer trained on the training text; at least 256 bytes + 2
+    block_size: int = 128  # predictions of an example
     packing: str = "packed"  # packed: join documents and cut; sentence: one document per example, padded
     column: str = "text"  # of parquet and JSON lines
-    lines: bool = False  # each line of a text file is a document; false: the file is one
+    sample_by: str = "document"  # line | document: what a text file consists of
     label_smoothing: float = 0.0  # of the training loss: this share of each target spreads over all tokens
     added: ClassVar[Keys] = ("label_smoothing",)
     module: ClassVar[str] = "text"
     needs: ClassVar[str] = ""  # accepted data, if data.path has no default
     choices: ClassVar[Choices] = {"packing": ("packed", "sentence")}
     bounds: ClassVar[Bounds] = {
-        **dict.fromkeys(("layers", "width", "feed_forward", "heads", "block"), "[1, inf)"),
+        **dict.fromkeys(("layers", "width", "feed_forward", "heads", "block_size"), "[1, inf)"),
         **dict.fromkeys(("dropout", "label_smoothing"), "[0, 1)"),
-        "vocabulary": "[258, inf)",
+        "vocab_size": "[258, inf)",
     }
 
     def __post_init__(self) -> None:
@@ -101,13 +101,13 @@ class TextOptions(CheckedOptions):
         """Number of blocks, estimated from the bytes of all documents."""
         from adaecho.datasets.documents import find_documents
 
-        documents = find_documents(path, column=plain["column"], lines=plain["lines"])
+        documents = find_documents(path, column=plain["column"], lines=plain["sample_by"] == "line")
         number = size = 0
         for shard in documents.splits["train"]:
             for _, text in documents.read(shard):
                 number += not isinstance(text, str) or bool(text.strip())
                 size += len(text.encode()) if isinstance(text, str) else 0
-        blocks = max(size // _BYTES_PER_TOKEN // plain["block"], 1)
+        blocks = max(size // _BYTES_PER_TOKEN // plain["block_size"], 1)
         return Size(blocks, number, documents.held_out is not None, "blocks")
 
     def build_model(self) -> "nn.Module":
@@ -115,7 +115,7 @@ class TextOptions(CheckedOptions):
         from adaecho.models.transformer import Transformer
 
         sizes = ("layers", "width", "feed_forward", "heads", "dropout")
-        return Transformer(self.vocabulary, **{name: getattr(self, name) for name in sizes})
+        return Transformer(self.vocab_size, **{name: getattr(self, name) for name in sizes})
 
 
 @dataclass
@@ -162,7 +162,7 @@ class ImagenetOptions(GhostOptions):
     validation_path: str | None = None  # validation images, if data.path has no validation split
     ghost_size: int | None = 32  # examples per slice of ghost batch norm; null: plain batch norm
     min_crop_area: float = 0.08  # smallest share of the image's area; the largest is 1
-    colour_distortion: float = 0.4  # of brightness, contrast and saturation; 0: none
+    color_jitter: float = 0.4  # of brightness, contrast and saturation; 0: none
     antialias: bool = True
     pretrained: str | None = None  # file of initial weights: timm's of the model, or a run's
     label_smoothing: float = 0.0  # of the training loss: this share of each target spreads over all classes
@@ -171,7 +171,7 @@ class ImagenetOptions(GhostOptions):
         "image_size": "[8, inf)",
         "num_classes": "[2, inf)",
         "min_crop_area": "(0, 1]",
-        "colour_distortion": "[0, 1]",
+        "color_jitter": "[0, 1]",
         "label_smoothing": "[0, 1)",
     }
 
@@ -231,7 +231,7 @@ class SmallTextOptions(TextOptions):
     width: int = 128
     feed_forward: int = 512
     heads: int = 4
-    vocabulary: int = 4096
+    vocab_size: int = 4096
 
 
 @dataclass
@@ -243,7 +243,7 @@ class Lm1bOptions(TextOptions):
     """
 
     packing: str = "sentence"
-    lines: bool = True
+    sample_by: str = "line"
     needs: ClassVar[str] = (
         "a folder with parquet files (column text) or with the original text files (one sentence per line), "
         "or the hub id of such a copy; the hub's own lm1b was a script, which datasets no longer runs"

@@ -19,7 +19,7 @@ from adaecho.datasets.documents import Documents, find_documents
 from adaecho.datasets.split import refuse_number
 from adaecho.datasets.tokens import END, PAD, Packing, TokenStream, cache_key, cached_tokenizer, tokenized
 from adaecho.errors import DataError
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import TOKENIZER, Batch, LossAndWeight, Metrics, Split, Task
 from adaecho.tasks.options import CommonCrawlOptions, TextOptions
 
@@ -31,7 +31,7 @@ def build(config: Config, options: TextOptions) -> Task:
 
     Raises:
         DataError: the text is missing, too short, or has more bad documents than allowed.
-        ConfigError: the text supports fewer subwords than ``task.vocabulary``.
+        ConfigError: the text supports fewer subwords than ``task.vocab_size``.
     """
     if config.data.path is None and options.needs:
         raise DataError(f"data.path=null: {options.name} needs {options.needs}")
@@ -41,7 +41,7 @@ def build(config: Config, options: TextOptions) -> Task:
             "echo=example_before_augmentation, bit for bit",
             file=sys.stderr,
         )
-    documents = find_documents(config.data.path, column=options.column, lines=options.lines)
+    documents = find_documents(config.data.path, column=options.column, lines=options.sample_by == "line")
     if isinstance(options, CommonCrawlOptions):
         data = _streamed(config, options, documents)
     else:
@@ -57,14 +57,14 @@ def build(config: Config, options: TextOptions) -> Task:
         fingerprint={TOKENIZER: facts[TOKENIZER]},
         files=documents.files,
         facts={**facts, **entropies(np.stack(list(validation())))},
-        at_end=_sampler(tokenizer, options.block, config.seed),
+        at_end=_sampler(tokenizer, options.block_size, config.seed),
         **data,
     )
 
 
 def _cached(config: Config, options: TextOptions, documents: Documents) -> dict[str, Any]:
     """Tokens that are made once."""
-    packing = Packing(options.packing, options.block, options.vocabulary)
+    packing = Packing(options.packing, options.block_size, options.vocab_size)
     found = tokenized(documents, packing, config.data)
     validation, skipped = found.validation[: config.evaluate.max_examples], found.meta["skipped"]
     return {
@@ -88,9 +88,9 @@ def _streamed(config: Config, options: CommonCrawlOptions, documents: Documents)
         raise DataError(f"data.path={config.data.path}: needs files named validation, or such a split")
     first = (text for shard in documents.splits["train"] for _, text in documents.read(shard))
     texts = (text for text in islice(first, options.tokenizer_documents) if isinstance(text, str))
-    key = cache_key(documents, options.vocabulary, options.tokenizer_documents)
-    tokenizer = cached_tokenizer(key, texts, options.vocabulary)
-    settings = (tokenizer, options.block, config.data.max_bad_examples)
+    key = cache_key(documents, options.vocab_size, options.tokenizer_documents)
+    tokenizer = cached_tokenizer(key, texts, options.vocab_size)
+    settings = (tokenizer, options.block_size, config.data.max_bad_examples)
     held_out = TokenStream(documents, documents.held_out, *settings)
 
     def validation() -> Iterator[NDArray[Any]]:
@@ -136,7 +136,9 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
         batch_size: examples at once.
     """
 
-    def evaluate(model: nn.Module, _: Split, *, device: torch.device, ranks: Ranks = ALONE) -> Metrics:
+    def evaluate(
+        model: nn.Module, _: Split, *, device: torch.device, ranks: DistributedContext = SINGLE_PROCESS
+    ) -> Metrics:
         total, number = 0.0, 0
         examples = iter(validation())
         batches = iter(lambda: list(islice(examples, batch_size)), [])

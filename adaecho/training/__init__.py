@@ -1,1 +1,1 @@
-"""Loop, schedules, evaluation, checkpoints: one run from config to summary."""
+"""One run from config to summary: training loop, schedules, evaluation and checkpoints."""

@@ -1,37 +1,54 @@
-"""Training states in the run folder, read without executing pickled code."""
+"""Checkpoints without pickled code, and the states of the global random generators that they hold."""
 
 import io
-import pickle
+import random
 from typing import Any
 
+import numpy as np
 import torch
 
-from adaecho.errors import FolderError
-from adaecho.records.files import folder_errors
 from adaecho.records.folder import RunFolder
 
 
 def save(run: RunFolder, state: dict[str, Any]) -> None:
-    """Keep ``state`` as the last checkpoint; where that fails (FolderError), the one before it stays."""
-    whole = io.BytesIO()  # torch would report a failed write in words of its own, without the reason
-    torch.save(state, whole)
-    run.save_checkpoint(whole.getbuffer())
+    """Replace the checkpoint of a run.
+
+    Raises:
+        FolderError: the write failed; the previous checkpoint is unchanged.
+    """
+    buffer = io.BytesIO()  # torch.save to a file hides the reason of a failed write
+    torch.save(state, buffer)
+    run.write(run.checkpoint, buffer.getbuffer())
 
 
 def load(run: RunFolder) -> dict[str, Any] | None:
-    """The state in the folder's checkpoint, on the CPU; None where there is none.
+    """The state in the checkpoint of a run, on the CPU; None without a checkpoint."""
+    exists = run.checkpoint.exists()
+    return torch.load(run.checkpoint, map_location="cpu", weights_only=True) if exists else None
 
-    Raises:
-        FolderError: it can't be read or is damaged.
-    """
-    if not run.checkpoint.exists():
-        return None
-    try:
-        with folder_errors(run.checkpoint):
-            state: dict[str, Any] = torch.load(run.checkpoint, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise FolderError(
-            f"{run.checkpoint}: damaged ({type(error).__name__}). Put a good copy back, or start anew with "
-            "fresh=true (the old folder is kept beside the new one)"
-        ) from error
-    return state
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch (every device), NumPy and ``random``."""
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The states of the global generators as tensors, numbers and tuples."""
+    name, key, *more = np.random.get_state()  # key: uint32 [624]
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": (name, np.asarray(key).tolist(), *more),
+        "python": random.getstate(),
+    }
+
+
+def restore_rng(state: dict[str, Any], device: torch.device) -> None:
+    """Restore the global generators from ``rng_state``'s result."""
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])

@@ -1,4 +1,4 @@
-"""Which processor a run uses, in which number format, and a model on it: placed and measured."""
+"""The device and number format of a run, the evaluation of a model on them, and the timers."""
 
 import time
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from torch import nn
 from adaecho.config.launch_env import launched_ranks, local_rank
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
-    """The configured device; ``auto`` takes a GPU where there is one. Of several ranks each has its own.
+    """The configured device; ``auto`` uses a GPU if one is available. Each rank of a host has its own GPU.
 
     Raises:
-        ConfigError: cuda is asked for and absent, or a host has fewer GPUs than ranks.
+        ConfigError: no GPU is available for ``device=cuda``, or a host has fewer GPUs than ranks.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no GPU is available; use device=cpu or device=auto")
@@ -29,18 +29,18 @@ def choose_device(config: Config) -> torch.device:
         return torch.device("cpu")
     if launched_ranks() == 1:
         return torch.device("cuda")
-    number, there_are = local_rank(), torch.cuda.device_count()
-    if number >= there_are:
+    number, count = local_rank(), torch.cuda.device_count()
+    if number >= count:
         raise ConfigError(
-            f"device={config.device}: rank {number} of this host has no GPU of its own, it has {there_are}; "
-            f"start --nproc-per-node {there_are}, or set device=cpu"
+            f"device={config.device}: rank {number} of this host has no GPU, because the host has {count}; "
+            f"start --nproc-per-node {count}, or set device=cpu"
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
 def choose_precision(config: Config, device: torch.device) -> str:
-    """``float32`` or ``bfloat16``; ``auto`` takes bfloat16 where the processor computes it in hardware."""
+    """``float32`` or ``bfloat16``; ``auto`` uses bfloat16 if the hardware computes it."""
     if config.precision != "auto":
         return config.precision
     if device.type == "cuda":
@@ -49,10 +49,8 @@ def choose_precision(config: Config, device: torch.device) -> str:
 
 
 def _cpu_computes_bfloat16() -> bool:
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
@@ -64,13 +62,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device, so that a clock read next counts the work that was queued."""
+    """Wait for the device, so that a timer read next includes the queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """The model on its device, in the memory format and compiled as the config says."""
+    """Move a model to its device, in the configured memory format, compiled if configured."""
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -80,9 +78,14 @@ def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
 
 
 def measure(
-    task: Task, model: nn.Module, split: Split, device: torch.device, precision: str, ranks: Ranks = ALONE
+    task: Task,
+    model: nn.Module,
+    split: Split,
+    device: torch.device,
+    precision: str,
+    ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """A model's metrics on a split; rank 0's on every rank. The model is left in eval mode."""
+    """Evaluate a model on a split; every rank returns the metrics of rank 0. The model stays in eval mode."""
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
     with autocast(device, precision), torch.inference_mode():
@@ -92,11 +95,11 @@ def measure(
 
 @dataclass
 class Clocks:
-    """Seconds of a run, in all its pieces.
+    """Timers of a run, in seconds. A resumed run continues them.
 
     Attributes:
-        train_time_s: steps and the wait for their batches, the first filling of the buffer included;
-            evaluation, checkpoints and compilation excluded.
+        train_time_s: steps and the wait for their batches, including the first filling of the buffer;
+            without evaluation, checkpoints and compilation.
         eval_time_s: evaluation.
     """
 
@@ -107,17 +110,17 @@ class Clocks:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Training time runs from now."""
+        """Start training time."""
         self._since = time.perf_counter()
 
     def stop(self, device: torch.device) -> None:
-        """Training time stands still from the moment the device has done what was queued."""
+        """Stop training time once the device has completed the queued work."""
         synchronize(device)
         self.peek()
         self._since = None
 
     def peek(self) -> float:
-        """Training time up to now by the host's clock alone."""
+        """Training time so far, without waiting for the device."""
         if self._since is not None:
             now = time.perf_counter()
             self.train_time_s += now - self._since
@@ -127,18 +130,15 @@ class Clocks:
     @contextmanager
     def evaluating(self, device: torch.device) -> Iterator[None]:
         """Count the block as evaluation time instead of training time."""
-        self.stop(device)
-        begin = time.perf_counter()
-        try:
+        with self.uncounted(device):
+            begin = time.perf_counter()
             yield
             synchronize(device)
-        finally:
             self.eval_time_s += time.perf_counter() - begin
-            self.start()
 
     @contextmanager
     def uncounted(self, device: torch.device) -> Iterator[None]:
-        """Count the block, e.g. a checkpoint, as neither."""
+        """Exclude the block, such as a checkpoint, from both times."""
         self.stop(device)
         try:
             yield

@@ -1,4 +1,4 @@
-"""The loader of a run: its task's examples behind the configured echo stage."""
+"""The loader of a run: the examples of its task behind the configured echo stage."""
 
 import math
 from typing import Any
@@ -8,59 +8,58 @@ import torch
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.errors import ConfigError
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import Task
+
+# Keys of the config with the names of EchoLoader's arguments.
+_DATA_KEYS = ("order", "num_workers", "prefetch", "processes", "max_bad_examples")
+_ECHO_KEYS = ("factor", "shuffle_buffer", "batch_shuffle_buffer", "max_factor")
 
 
 def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict[str, Any]:
-    """The arguments of an ``EchoLoader`` that have nothing to do with echoing.
+    """The arguments of ``EchoLoader`` that do not concern echoing.
 
     Raises:
-        ConfigError: ``echo.split`` of a task that doesn't name the parts of its augmentation.
+        ConfigError: ``echo.split_augmentation`` needs a task with ``augment_parts``.
     """
-    if config.echo.split and task.augment_parts is None:
+    if config.echo.split_augmentation and task.augment_parts is None:
         raise ConfigError(
-            f"echo.split=true: task {task.name} doesn't name two parts of its augmentation (digits, cifar10 "
-            "and imagenet do); give its Task augment_parts, or drop echo.split"
+            f"echo.split_augmentation=true: task {task.name} has no augment_parts; use digits, cifar10 or "
+            "imagenet, give your Task augment_parts, or remove echo.split_augmentation"
         )
     return {
         "source": task.source,
         "batch_size": config.batch_size,
         "decode": task.decode,
-        "augment": task.augment_parts if config.echo.split else task.augment,
+        "augment": task.augment_parts if config.echo.split_augmentation else task.augment,
         "collate": task.collate,
-        "order": config.data.order,
         "place": config.echo.place,
-        "num_workers": config.data.num_workers,
-        "prefetch": config.data.prefetch,
-        "processes": config.data.processes,
-        "max_bad_examples": config.data.max_bad_examples,
+        **{key: getattr(config.data, key) for key in _DATA_KEYS},
         "device": None if device.type == "cpu" else device,
     }
 
 
-def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks = ALONE) -> EchoLoader:
-    """The task's training examples behind the configured echo stage, in batches on ``device``.
+def make_loader(
+    config: Config, task: Task, device: torch.device, ranks: DistributedContext = SINGLE_PROCESS
+) -> EchoLoader:
+    """Build the loader of one rank.
 
     Args:
         config: of one rank's share.
         task: the workload.
         device: of the batches.
-        ranks: those that share the examples out; under ``echo.factor=auto`` they follow their mean R.
+        ranks: share the examples; with ``echo.factor=auto`` the factor follows their mean R.
 
     Raises:
-        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory; or see
+        ConfigError: the loader rejects a setting, such as a shuffle buffer larger than the memory; or see
             ``upstream_arguments``.
     """
     try:
         loader = EchoLoader(
             **upstream_arguments(config, task, device),
             echo=config.echo.variant,
-            factor=config.echo.factor,
-            shuffle_buffer=config.echo.shuffle_buffer,
-            batch_shuffle_buffer=config.echo.batch_shuffle_buffer,
+            **{key: getattr(config.echo, key) for key in _ECHO_KEYS},
             seed=config.seed,
-            max_factor=config.echo.max_factor,
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
@@ -72,6 +71,6 @@ def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks =
 
 
 def _mean(ratios: list[float]) -> float | None:
-    """The mean over ranks; None until all ranks know theirs."""
+    """The mean over ranks; None until all ranks know their ratio."""
     mean = sum(ratios) / len(ratios)
     return None if math.isnan(mean) else mean

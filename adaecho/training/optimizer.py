@@ -1,4 +1,4 @@
-"""The optimizer of a run, and how a batch becomes a step."""
+"""The optimizer of a run, weight averaging and micro-batches."""
 
 from inspect import unwrap
 from typing import Any
@@ -12,14 +12,12 @@ from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 
-Group = dict[str, Any]
-
 
 class EagerSGD(torch.optim.SGD):
     """torch's SGD without its decorators for ``torch.compile``.
 
-    At their first call these import the whole compiler, which takes as long as importing torch itself, and
-    nothing is compiled here. A test holds the weights equal to torch's, bit for bit.
+    At their first call the decorators import the compiler, which takes as long as importing torch. A test
+    compares the weights with torch's SGD bit for bit.
     """
 
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
@@ -30,11 +28,11 @@ class EagerSGD(torch.optim.SGD):
 
 
 def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> torch.optim.Optimizer:
-    """The configured optimizer, with AdaScale around it under ``adascale=on``.
+    """Build the configured optimizer, inside AdaScale with ``adascale=on``.
 
     Args:
         config: of the run.
-        model: on its device, where a fused optimizer keeps its learning rate, so that no step waits for it.
+        model: on its device. A fused optimizer keeps its learning rate there, so no step waits for it.
         world_size: ranks whose gradients are averaged.
     """
     given = config.optimizer
@@ -70,10 +68,10 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Continue from its ``state_dict()`` in a checkpoint; settings stay those of the config.
+    """Load the optimizer's ``state_dict()`` from a checkpoint; the settings stay those of the config.
 
     Raises:
-        ValueError: its groups of parameters are others.
+        ValueError: the parameter groups differ.
     """
     groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
     kept = [{**own, "params": saved["params"]} for saved, own in groups]
@@ -81,7 +79,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of all groups; in place where it lies on a device."""
+    """Set the learning rate of all parameter groups, in place if it is a tensor."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -89,11 +87,11 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) -> list[Group]:
-    """Parameters with their weight decay: all alike, or none for norms and biases, which are vectors."""
+def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) -> list[dict[str, Any]]:
+    """Parameter groups; without ``all_decay`` norms and biases (vectors) have no weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ConfigError("the task's model has nothing to train: no parameter with requires_grad=True")
+        raise ConfigError("the task's model has nothing to train: no parameter has requires_grad=True")
     if all_decay or weight_decay == 0:
         return [{"params": parameters, "weight_decay": weight_decay}]
     matrices = [parameter for parameter in parameters if parameter.dim() > 1]
@@ -103,10 +101,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
 
 
 def average_of(model: nn.Module, decay: float) -> AveragedModel:
-    """A copy of the model that follows it: ``average = decay average + (1 - decay) weights`` after each step.
+    """A moving average of the weights: ``average = decay average + (1 - decay) weights`` after each step.
 
-    The first step's weights begin it (B. Polyak and A. Juditsky 1992; torch's own). Running statistics of
-    batch norm are averaged alike.
+    It starts with the weights of the first step (B. Polyak and A. Juditsky 1992; ``AveragedModel`` of torch).
+    Running statistics of batch norm are averaged too.
     """
     follow: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
@@ -114,35 +112,35 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
     return average.eval()
 
 
-def deal(batch: Any, count: int, num_examples: int) -> list[Any]:
-    """``batch`` dealt like cards to ``count`` micro-batches.
+def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
+    """Split a batch into micro-batches: the k-th takes every ``count``-th example from k on.
 
-    So neighbours, among them the copies of one example where nothing is shuffled after the echo, end up on
-    different micro-batches, where AdaScale's gain can see that they are alike.
+    Copies of one example are often neighbors. This split puts them into different micro-batches, where
+    AdaScale's gain can measure that they are alike.
 
     Args:
-        batch: of tensors whose first axis is that of the examples, and lists of one item for each.
-        count: of micro-batches; one is the batch as it is, whatever that looks like.
-        num_examples: that the batch is of.
+        batch: tensors with examples along the first axis, and lists with one item for each example.
+        count: number of micro-batches; 1 returns the batch unchanged.
+        num_examples: examples in the batch.
 
     Raises:
-        ConfigError: a tensor or a list of another length, which would be cut across the examples.
+        ConfigError: a tensor or list has a different length.
     """
     return [batch] if count == 1 else [_every(batch, first, count, num_examples) for first in range(count)]
 
 
 def _every(batch: Any, first: int, count: int, num_examples: int) -> Any:
-    """Every ``count``-th example from ``first`` on; a list holds one item for each example."""
+    """Every ``count``-th example from ``first`` on."""
 
     def part(leaf: Any) -> Any:
         if not isinstance(leaf, list) and not (isinstance(leaf, torch.Tensor) and leaf.dim()):
             return leaf
         if len(leaf) != num_examples:
-            what = "a list" if isinstance(leaf, list) else f"a tensor {list(leaf.shape)}"
+            kind = "a list" if isinstance(leaf, list) else f"a tensor {list(leaf.shape)}"
             raise ConfigError(
-                f"adascale.num_gradients_to_accumulate={count}: a batch is dealt by its first axis, which is "
-                f"to be that of its {num_examples} examples, and it holds {what} of length {len(leaf)}; have "
-                "collate put examples first (batch_first=True), and what is no example's into the model"
+                f"adascale.num_gradients_to_accumulate={count}: the first axis of a batch must hold its "
+                f"{num_examples} examples, but collate returned {kind} of length {len(leaf)}; put examples "
+                "first in collate (batch_first=True), and move other tensors into the model"
             )
         return leaf[first::count]
 

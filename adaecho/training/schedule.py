@@ -10,25 +10,25 @@ class Schedule:
     """The learning rate at each position of a run.
 
     ``constant`` is ``peak``. ``linear_decay`` falls linearly from ``peak`` to ``peak / decay_factor`` over
-    its duration and stays there (paper, footnote 6). ``cosine`` falls between the same two by half a wave
-    (I. Loshchilov and F. Hutter, "SGDR", 2017, without restarts). ``drops`` divides by ``drop_factor`` at the
-    first drop and again a gap later (paper, section 3.1, for SSD). A warm-up multiplies the first of n steps
-    by 1/n, the second by 2/n, ...
+    its duration, then stays constant (paper, footnote 6). ``cosine`` falls between the same values by half a
+    wave (I. Loshchilov and F. Hutter, "SGDR", 2017, without restarts). ``step_decay`` divides by
+    ``milestone_factor`` at the first milestone and again after the gap (paper, section 3.1, for SSD). A
+    warm-up over n steps multiplies the k-th of them by k/n.
 
     Args:
         config: shape and durations.
         peak: learning rate at position 0.
-        steps_per_epoch: examples of an epoch over the batch size; None where that is not known.
+        steps_per_epoch: examples of an epoch over the batch size; None if unknown.
 
     Raises:
-        ConfigError: a duration is in epochs, and what an epoch holds isn't known.
+        ConfigError: a duration is in epochs, but the length of an epoch is unknown.
     """
 
     def __init__(self, config: ScheduleConfig, peak: float, steps_per_epoch: float | None = None) -> None:
         self._config, self._peak, self._steps_per_epoch = config, peak, steps_per_epoch
         self._warmup = self._steps("warmup") or 0.0
-        self._decay = self._steps("decay")
-        self._first_drop, self._gap = self._steps("first_drop"), self._steps("drop_gap")
+        self._decay = self._steps("decay") or 0.0  # check_schedule demands it for shapes that use it
+        self._first_milestone, self._gap = self._steps("first_milestone") or 0.0, self._steps("milestone_gap")
 
     def _steps(self, name: str) -> float | None:
         epochs: float | None = getattr(self._config, f"{name}_epochs")
@@ -43,25 +43,24 @@ class Schedule:
         return epochs * self._steps_per_epoch
 
     def rate(self, position: float, updates: int | None = None) -> float:
-        """Learning rate of the update at a position.
+        """The learning rate of the next update.
 
         Args:
-            position: what ``schedule.counts`` says: updates done, or fresh examples over the batch size;
-                under AdaScale the whole part of the scale-invariant steps.
-            updates: done, where the warm-up counts these: fresh examples fill the buffer before the first.
+            position: completed updates, or fresh examples over the batch size, as ``schedule.unit`` says;
+                with AdaScale the integer part of the scale-invariant steps.
+            updates: completed updates for the warm-up, if ``position`` counts fresh examples: these fill the
+                buffer before the first update.
         """
         rate, risen = self._peak, position if updates is None else updates
         if risen < self._warmup:
-            rate *= min((risen + 1) / self._warmup, 1.0)  # a duration in epochs needn't be whole
+            rate *= min((risen + 1) / self._warmup, 1.0)  # epochs may be a fraction of steps
         if self._config.shape in ("linear_decay", "cosine"):
-            assert self._decay is not None  # check_schedule
             done = min(position / self._decay, 1.0)
             if self._config.shape == "cosine":
                 done = (1 - math.cos(math.pi * done)) / 2
             return rate * (1.0 - done * (1.0 - 1.0 / self._config.decay_factor))
-        if self._config.shape == "drops":
-            assert self._first_drop is not None  # check_schedule
-            second = None if self._gap is None else self._first_drop + self._gap
-            drops = sum(at is not None and position >= at for at in (self._first_drop, second))
-            return rate / self._config.drop_factor**drops
+        if self._config.shape == "step_decay":
+            second = None if self._gap is None else self._first_milestone + self._gap
+            milestones = sum(at is not None and position >= at for at in (self._first_milestone, second))
+            return rate / self._config.milestone_factor**milestones
         return rate

@@ -79,7 +79,7 @@ class DecodeImage:
 
 def decoder_for(augment: Any, field: Any) -> "Callable[[Any], Image | EncodedImage]":
     """``decode_for_crop`` if ``augment`` crops the field and nvImageCodec is available."""
-    crops = isinstance(augment, RandomResizedCrop | CentreCrop) and augment.field == field
+    crops = isinstance(augment, RandomResizedCrop | CenterCrop) and augment.field == field
     return decode_for_crop if crops and regions.available() else decode_image
 
 
@@ -220,7 +220,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class CentreCrop:
+class CenterCrop:
     """Center crop for evaluation: ``share`` of the shorter side, resized to ``size`` x ``size`` pixels.
 
     The default 0.875 corresponds to resizing the shorter side to 256 and cropping 224.

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.echo.memory import recycle
+from adaecho.echo.memory.pytree import empty
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
 
@@ -57,7 +57,7 @@ class PadCropFlip:
     ) -> NDArray[np.uint8]:
         if images.dtype != np.uint8:
             raise ValueError(f"PadCropFlip: images are uint8 arrays, not {images.dtype}")
-        result, flipped = recycle.empty(images.shape, np.uint8), flipped & self.flip
+        result, flipped = empty(images.shape, np.uint8), flipped & self.flip
         top = top if self.vertical else np.full_like(top, self.padding)
         left = left if self.horizontal else np.full_like(left, self.padding)
         for begin in range(0, len(images), _BLOCK):

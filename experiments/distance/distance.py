@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adaecho import EchoLoader
 from adaecho.config.schema import Config
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.statistics import mean_interval
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
@@ -176,7 +176,7 @@ def run_all(folder: Path, subject: Subject, overrides: Sequence[str]) -> list[Re
 
 def main() -> None:
     typed = options(__doc__, "distance", SUBJECTS, "data.path=FOLDER").parse_args()
-    with told():
+    with report_errors():
         subject = SUBJECTS[typed.task]
         records = run_all(typed.runs / typed.task, subject, typed.overrides)
         command = f"python -m experiments.distance.distance {typed.task} data.path=DATA"

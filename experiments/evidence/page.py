@@ -45,7 +45,10 @@ def of_experiments(decisions: Sequence[Decision], tables: Tables, results: Path)
     path = results / "earlier_verdicts.json"
     before = read_json(path)["verdicts"] if path.exists() else []
     earlier = {(one["claim"], one["task"]): one["verdict"] for one in before}
-    headings = ("claim", "effect", "95 % interval", "rerun", "p", "rank p", f"sees {SAVING}", "verdict")
+    headings = (
+        "claim", "effect", "95 % interval", "rerun interval", "p", "rank p", f"power at {SAVING}", "verdict",
+        "verdict before", "fails in",
+    )  # fmt: skip
     parts = []
     for (experiment, task), rows in tables.items():
         of_claims = (one for one in decisions if (one.claim.experiment, one.task) == (experiment, task))
@@ -53,13 +56,13 @@ def of_experiments(decisions: Sequence[Decision], tables: Tables, results: Path)
         if found:
             commands = "\n".join(read_commands(results / experiment / task / "trials.json"))
             minutes = sum(row["train_time_s"] or 0 for row in rows) / 60
-            page = experiment[:4]  # fig7a and fig7b share one, fig8 and fig8_early
+            page = {"fig7": "fig3", "fig8": "fig5"}.get(experiment[:4], experiment[:4])
             parts += [
                 f"## {experiment} on {TASKS.get(task, task)}",
                 f"```bash\n{commands}\n```",
-                f"{len(rows):,} runs, {minutes:,.0f} minutes of training on the machine of the record; [what "
-                f"is compared and what it doesn't show](../experiments/{page}/README.md).",
-                markdown_table((*headings, "before", "turned by"), found),
+                f"{len(rows):,} runs, {minutes:,.0f} minutes of training. "
+                f"[Protocol and caveats](../experiments/{page}/README.md).",
+                markdown_table(headings, found),
             ]
     return parts
 

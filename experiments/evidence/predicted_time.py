@@ -20,7 +20,7 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
     """Measured over predicted time of each cell against the predicted one, with the band of the rule.
 
     Args:
-        record: of ``benchmarks.predicted_time``.
+        record: of ``experiments.fig4.predicted_time``.
         path: file to write; its suffix decides the format.
         title: what was timed.
     """

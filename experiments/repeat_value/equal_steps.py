@@ -1,7 +1,7 @@
 """Worth of a repeat at equal steps: ``python -m experiments.repeat_value.equal_steps TASK``
 
 Branches continue from checkpoints along a run without echoing: with new examples, with each echo variant at
-e, and with e times as many new examples, which take as many steps as the echoed branch. equal_steps.md has
+e, and with e times as many new examples, which take as many steps as the echoed branch. README.md has
 the decision rule. Each run has a file; the same command continues after an interruption, and writes the
 tables after the last run.
 """
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from adaecho.errors import told
+from adaecho.errors import report_errors
 from adaecho.records.statistics import mean_interval
 from adaecho.tasks import build_task
 from adaecho.training.optimizer import make_optimizer
@@ -294,7 +294,7 @@ def _with_interval(name: str, of_runs: Numbers) -> Row:
 
 def main() -> None:
     typed = options(__doc__, "equal_steps", SUBJECTS, "data.path=FOLDER of the text").parse_args()
-    with told():
+    with report_errors():
         subject = SUBJECTS[typed.task]
         work = workload(subject, typed.overrides)
         runs = typed.runs / typed.task

@@ -1,4 +1,4 @@
-"""Ends of ResNet-32 by seed: ``python -m experiments.resnet32.seeds``. Rules: seeds.md, target.md."""
+"""Ends of ResNet-32 by seed: ``python -m experiments.resnet32.seeds``. Rules: README.md."""
 
 import argparse
 import itertools

@@ -1,4 +1,4 @@
-"""The cost of 80 % by the ends of decays: ``python -m experiments.schedule_clock.ends``. Rule: ends.md."""
+"""The cost of 80 % by the ends of decays: ``python -m experiments.schedule_clock.ends``. Rule: README.md."""
 
 import math
 from collections import defaultdict

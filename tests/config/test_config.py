@@ -40,7 +40,7 @@ def test_a_searched_key_is_one_of_the_config(compose_config: Compose) -> None:
 
 KEEPS = (
     "tracking=wandb", "data.num_workers=3", "data.prefetch=9", "data.processes=true", "echo.place=encoded",
-    "max_steps=3", "search.trials=9", "fresh=true", "data.max_bad_examples=5",
+    "max_steps=3", "search.trials=9", "restart=true", "data.max_bad_examples=5",
 )  # fmt: skip
 CHANGES = (
     "seed=1", "threads=2", "echo=batch", "target.value=0.5", "batch_size=8", "data.split_seed=1",
@@ -80,22 +80,22 @@ TEXT = "task=small_text"
     ("overrides", "message"),
     [
         (("optimizer.name=lion",), "optimizer.name=lion: must be one of sgd, adam, adamw"),
-        (("optimizer.clip_norm=0",), r"optimizer\.clip_norm=0.0: must be greater than 0"),
-        (("schedule.shape=drops",), r"schedule\.first_drop_steps=None: .*first_drop_epochs"),
+        (("optimizer.max_grad_norm=0",), r"optimizer\.max_grad_norm=0.0: must be greater than 0"),
+        (("schedule.shape=step_decay",), r"schedule\.first_milestone_steps=None: .*first_milestone_epochs"),
         (("schedule.warmup_steps=3", "schedule.warmup_epochs=2"), "give one of the two"),
-        (("schedule.drop_gap_epochs=-1",), r"schedule\.drop_gap_epochs=-1.0"),
-        (("schedule.counts=tokens",), r"schedule\.counts=tokens"),
+        (("schedule.milestone_gap_epochs=-1",), r"schedule\.milestone_gap_epochs=-1.0"),
+        (("schedule.unit=tokens",), r"schedule\.unit=tokens"),
         (("echo.place=gpu",), r"echo\.place=gpu: must be one of auto, decoded, encoded"),
         (
-            ("echo=batch", "echo.split=true"),
-            r"echo\.split=true: needs echo=example_before_augmentation",
+            ("echo=batch", "echo.split_augmentation=true"),
+            r"echo\.split_augmentation=true: needs echo=example_before_augmentation",
         ),
         (("data.order=random",), r"data\.order=random"),
         (
             ("adascale=on", "optimizer.name=adam"),
             r"optimizer\.name=adam: needs adascale\.rule=sqrt_gain, not gain",
         ),
-        (("adascale=on", "schedule.counts=fresh_examples"), r"schedule\.counts=fresh_examples: AdaScale"),
+        (("adascale=on", "schedule.unit=fresh_examples"), r"schedule\.unit=fresh_examples: AdaScale"),
         (("task.model=resnet",), r"task\.model=resnet: must be one of conv, mlp"),
         (("+task.depth=3",), r"task\.depth: unknown option of task digits; it has: model"),
         (("task=cifar10", "+task.width=3"), "it has: depth"),
@@ -104,7 +104,7 @@ TEXT = "task=small_text"
         ((TEXT, "task.packing=loose"), r"task\.packing=loose: must be one of packed, sentence"),
         ((TEXT, "task.dropout=1"), r"task\.dropout=1\.0"),
         ((TEXT, "task.layers=0"), r"task\.layers=0"),
-        (("task=lm1b", "task.vocabulary=100"), r"task\.vocabulary=100: must be at least 258"),
+        (("task=lm1b", "task.vocab_size=100"), r"task\.vocab_size=100: must be at least 258"),
         (("task=common_crawl", "task.packing=packed"), "must be one of document"),
         *(
             ((f"task={task}", "task.label_smoothing=1"), r"task\.label_smoothing=1.*: must lie in \[0, 1\)")

@@ -22,7 +22,9 @@ from tests.tasks.test_imagenet import TINY
 
 
 def text(path: Path, *, lines: bool = False) -> Size:
-    return TextOptions.size_of(str(path), {"column": "text", "lines": lines, "block": 64}, 0)
+    return TextOptions.size_of(
+        str(path), {"column": "text", "sample_by": "line" if lines else "document", "block_size": 64}, 0
+    )
 
 
 def values(size: Size, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adaecho.datasets.split import Rows, hold_out, hold_out_rows
+from adaecho.datasets.split import Subset, split_indices, train_validation_split
 from adaecho.errors import DataError
 
 
@@ -12,7 +12,7 @@ def _examples(number: int) -> dict[str, np.ndarray]:
 
 
 def test_every_example_is_on_one_side_with_its_own_label() -> None:
-    training, validation = hold_out(_examples(20), 6, seed=0)
+    training, validation = train_validation_split(_examples(20), 6, seed=0)
     assert len(validation["label"]) == 6
     labels = np.concatenate([training["label"], validation["label"]])
     assert sorted(labels) == list(range(20))
@@ -29,13 +29,13 @@ def test_every_example_is_on_one_side_with_its_own_label() -> None:
 )
 def test_wrong_numbers_are_refused(number: int | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        hold_out(_examples(20), number, seed=0)
+        train_validation_split(_examples(20), number, seed=0)
 
 
 def test_rows_are_a_view_of_the_same_split() -> None:
-    kept, held_out = hold_out_rows(20, 6, seed=0)
-    training, validation = hold_out(_examples(20), 6, seed=0)
-    view = Rows([{"label": number} for number in range(20)], held_out)
+    kept, held_out = split_indices(20, 6, seed=0)
+    training, validation = train_validation_split(_examples(20), 6, seed=0)
+    view = Subset([{"label": number} for number in range(20)], held_out)
     assert [view[row]["label"] for row in range(len(view))] == validation["label"].tolist()
     assert kept.tolist() == training["label"].tolist()
 
@@ -44,5 +44,5 @@ def test_rows_inherit_thread_safe() -> None:
     class Safe(list[int]):
         thread_safe = True
 
-    assert Rows(Safe(range(10)), np.array([0, 2])).thread_safe
-    assert not Rows(list(range(10)), np.array([0, 2])).thread_safe
+    assert Subset(Safe(range(10)), np.array([0, 2])).thread_safe
+    assert not Subset(list(range(10)), np.array([0, 2])).thread_safe

@@ -159,9 +159,9 @@ def test_invalid_utf_8_is_counted_within_the_budget_and_named_beyond(
 
 def test_a_vocabulary_or_a_block_too_large_for_the_data(folder: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"task\.vocabulary=30000: this text supports \d+ subwords.* or less"
+        ConfigError, match=r"task\.vocab_size=30000: this text supports \d+ subwords.* or less"
     ):
         _make(folder, Packing("packed", 16, 30_000), held_out=1)
-    message = r"its validation text is too short for one example of task\.block=5000"
+    message = r"its validation text is too short for one example of task\.block_size=5000"
     with pytest.raises(DataError, match=message):
         _make(folder, Packing("packed", 5000, 400), held_out=1)

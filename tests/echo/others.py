@@ -117,7 +117,7 @@ MORE: dict[str, Make] = {
     "lawless": lambda _, size: lambda: iter(numbers(random, size)),  # which draws from a global generator
 }
 REFUSED = {"WebDataset, shuffled", "nodes, drawn anew", "lawless"}
-REMEDY = r"is another one than when .*set_epoch\(pass\).*makes it anew in __iter__.*give a DataLoader"
+REMEDY = r"differs from the example in .*set_epoch\(epoch\).*creates it with seed=epoch.*pass a DataLoader"
 
 
 def numbers(draws: Any, size: int | None) -> Any:

@@ -39,7 +39,7 @@ def test_missing_seeds_and_a_distant_crossing_leave_the_ratio_undecided() -> Non
 def test_page_and_program_equal_an_independent_recomputation() -> None:
     runs = read_rows(ROOT / "results/schedule_ends/cifar10/trials.json")
     assert Counter(run["seed"] for run in runs) == dict.fromkeys({run["seed"] for run in runs}, 9)
-    page, printed = (ROOT / "experiments/schedule_clock/ends.md").read_text(), table(runs)
+    page, printed = (ROOT / "experiments/schedule_clock/README.md").read_text(), table(runs)
 
     def at_target(factor: int, without: int | None = None) -> float:
         ours = [run for run in runs if run["echo_factor"] == factor and run["seed"] != without]

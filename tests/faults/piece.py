@@ -1,4 +1,4 @@
-"""One piece of a run in a process of its own, with a fault at its n-th touch of the disk or step."""
+"""One piece of a run in a forked process, with a fault at its n-th disk operation or step."""
 
 import errno
 import os
@@ -18,7 +18,6 @@ def _fill() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-# What can happen.
 FAULTS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "full": _fill}
 
 
@@ -37,7 +36,7 @@ def run_piece(plain: dict[str, Any], folder: str, fault: str | None, at: int) ->
 
         return call
 
-    names = ["write", "fsync"]
+    names = ["write", "fsync", "pwrite", "ftruncate"]
     if fault != "full":  # a full disk still renames
         names += ["truncate", "replace", "unlink"]
         trainer.Trainer._step = counted(trainer.Trainer._step)  # type: ignore[method-assign]
@@ -45,7 +44,7 @@ def run_piece(plain: dict[str, Any], folder: str, fault: str | None, at: int) ->
     for name in names:
         setattr(os, name, counted(getattr(os, name)))
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)  # warnings, and the tracebacks of what is to fail
+    os.dup2(null, 2)  # warnings, and the tracebacks of expected failures
     try:
         trial.run_trial(from_plain(plain), Path(folder))
     except UserError:
@@ -56,14 +55,14 @@ def run_piece(plain: dict[str, Any], folder: str, fault: str | None, at: int) ->
 
 
 def start(plain: dict[str, Any], folder: Path, fault: str | None = None, at: int = 0) -> Any:
-    """The process of a piece."""
+    """Start the process of a piece."""
     process = FORKS.Process(target=run_piece, args=(plain, str(folder), fault, at))
     process.start()
     return process
 
 
 def finish(plain: dict[str, Any], folder: Path, fault: str | None = None, at: int = 0) -> int:
-    """The exit code of a piece; negative for a signal."""
+    """Run a piece; returns its exit code, negative for a signal."""
     process = start(plain, folder, fault, at)
     process.join()
     code: int = process.exitcode

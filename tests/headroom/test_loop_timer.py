@@ -143,9 +143,9 @@ def test_the_speedup_by_more_workers() -> None:
 
 
 def test_a_cache_that_fits_is_suggested_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    from adaecho.echo.memory import budget
+    from adaecho.echo.memory import pool
 
-    monkeypatch.setattr(budget, "free_bytes", lambda: 10 << 30)
+    monkeypatch.setattr(pool, "free_bytes", lambda: 10 << 30)
     monkeypatch.setattr(advice.shutil, "disk_usage", lambda _: SimpleNamespace(free=100 << 30))
     memory, disk, neither = (
         advice.advice(loop(epoch_bytes=batches << 20))[0] for batches in (5000, 10**4, 10**5)

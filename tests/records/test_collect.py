@@ -1,3 +1,5 @@
+"""Rows of trials, and the tables collected from a sweep."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,31 +9,27 @@ import pytest
 
 from adaecho.config.identity import run_id
 from adaecho.errors import FolderError
-from adaecho.records.collect import _write, best_curves, collect_runs, collect_sweep, main, trial_row
+from adaecho.records.collect import best_curves, collect_sweep, main, trial_row, write_tables
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import ends, outcome
 from adaecho.records.trials import read_rows, rows_of, table_text
 
 
-def make_run(
-    path, *, variant="none", factor=1, cost=320, status="reached", typed=("echo=none",), target=None,
-    task=None, split=None, evaluations=None, **told,
-):  # fmt: skip
+def make_run(path, *, variant="none", factor=1, cost=320, status="reached", **more):
     config = {
-        "task": task or {"name": "digits"}, "data": split or {"path": None},
-        "echo": {"variant": variant, "factor": factor}, "evaluate": evaluations or {},
-        "target": target or {"metric": "accuracy", "value": 0.97}, "seed": 3, "batch_size": 32,
+        "task": {"name": "digits"}, "data": {"path": None}, "echo": {"variant": variant, "factor": factor},
+        "evaluate": {}, "target": {"metric": "accuracy", "value": 0.97}, "seed": 3, "batch_size": 32,
     }  # fmt: skip
     to_target = {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
     summary = {
         "status": status, "to_target": to_target if status == "reached" else None,
         "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
         "best": {"metric": "accuracy", "value": 0.98, "fresh_examples": cost},
-        "fresh_examples": cost, "steps": 10, "train_time_s": 0.6, **told,
+        "fresh_examples": cost, "steps": 10, "train_time_s": 0.6, **more,
     }  # fmt: skip
     run = RunFolder(path)
     with run.lock():
-        run.start(config, list(typed), {"host": variant, "slurm": {"job_id": str(path)}})
+        run.start(config, (), {"host": variant, "slurm": {"job_id": str(path)}})
         for fresh_examples in range(160, cost + 1, 160):
             run.append_metrics({"fresh_examples": fresh_examples, "accuracy": fresh_examples / 320})
         run.write_summary(summary)
@@ -39,10 +37,10 @@ def make_run(
 
 
 def make_sweep(sweep, *runs, **more):
-    """Of these runs, each an arm, an index and what ``make_run`` is told; its rows."""
+    """A sweep of runs, each an arm, an index and arguments of ``make_run``; returns its rows."""
     rows = []
-    for arm, index, told in runs:
-        config, summary = make_run(sweep / arm / "0" / str(index), **told)
+    for arm, index, arguments in runs:
+        config, summary = make_run(sweep / arm / "0" / str(index), **arguments)
         rows.append(trial_row(config, summary, experiment="x", arm=arm, index=index, **more))
     (sweep / "trials.json").write_text(json.dumps(rows))
     return rows
@@ -65,55 +63,43 @@ def test_a_row_holds_what_outcome_needs(tmp_path):
         "best_value": 0.98, "fresh_examples": 320, "steps": 10, "train_time_s": 0.6, "trained_examples": 320,
     }  # fmt: skip
     assert outcome([row])[0]["fresh_examples"]["mean"] == 320
-    # To the end of its budget, with AdaScale:
+    # A run to the end of its budget, with AdaScale:
     end = {"final": {"accuracy": 0.9, "cross_entropy": 0.3}, "gain": 1.5, "scale_invariant_steps": 15.0}
     row = trial_row(config, {**summary, **end}, experiment="x", arm="a")
     assert (row["final_accuracy"], row["final_cross_entropy"]) == (0.9, 0.3)
     assert (row["gain"], row["scale_invariant_steps"]) == (1.5, 15.0)
-    told = {**summary, "target_direction": "min"}  # of a task of one's own
-    assert trial_row(config, told, experiment="x", arm="a")["target_direction"] == "min"
-    # Crashed at once:
+    own = {**summary, "target_direction": "min"}  # a user's task
+    assert trial_row(config, own, experiment="x", arm="a")["target_direction"] == "min"
+    # A run that crashed at once:
     row = trial_row(config, {"status": "failed"}, experiment="x", arm="a", counted=False)
     assert row["to_target_fresh_examples"] is row["best_value"] is row["steps"] is None
     assert outcome([row])[0]["failed"] == 1
 
 
-def test_single_runs_become_arms_and_what_they_knew_of_their_data_is_kept_once(tmp_path):
-    known = {"data": {"data_sha256": "ab"}}
-    make_run(tmp_path / "one", cost=640, typed=["task=digits"], sample="babble of one", **known)
-    make_run(tmp_path / "two", variant="batch", factor=2, typed=["echo=batch", "echo.factor=2"], **known)
-    into = collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "first")
-    assert into == tmp_path / "results" / "first" / "digits"
-    found = tables(into)
-    assert [row["arm"] for row in found["trials"]] == ["baseline", "batch_e2"]
-    assert [arm["ratio_to_baseline"] for arm in found["outcome"]] == pytest.approx([1.0, 0.5])
-    curve = found["curves"][1]
-    assert (curve["fresh_examples"], curve["values"]) == ([160, 320], [0.5, 1.0])
-    assert (curve["last"]["fresh_examples"], curve["last"]["accuracy"]) == (320, 1.0)
-    assert not any(key.endswith("_s") for key in curve["last"])
-    typed = ["task=digits", "echo=batch echo.factor=2"]
-    origin = found["origin"]
-    assert origin["commands"] == [f"python -m adaecho.run {one}" for one in typed]
-    assert origin["environments"] == [{"host": "none"}, {"host": "batch"}]
-    assert (origin["data"], origin["sample"]) == ([known["data"]], "babble of one")
-
-
-def test_a_sweep_keeps_curves_of_best_trials_only(tmp_path):
+def test_a_sweep_keeps_the_curves_of_best_trials_and_its_origin(tmp_path):
     sweep, results, command = (
         tmp_path / "sweep",
         tmp_path / "results",
         "python -m adaecho.run -m experiment=x",
     )
-    rows = make_sweep(sweep, ("baseline", 0, {"cost": 640}), ("baseline", 1, {"cost": 320}))
+    known = {"data": {"files_sha256": "ab"}}
+    rows = make_sweep(
+        sweep,
+        ("baseline", 0, {"cost": 640, "sample": "babble", **known}),
+        ("baseline", 1, {"cost": 320, **known}),
+    )
     main([str(sweep), "--results", str(results), "--command", command])
     found = tables(results / "x" / "digits")
     assert found["trials"] == rows
-    assert [curve["index"] for curve in found["curves"]] == [1]
+    (curve,) = found["curves"]
+    assert (curve["index"], curve["fresh_examples"], curve["values"]) == (1, [160, 320], [0.5, 1.0])
+    assert curve["last"] == {"fresh_examples": 320, "accuracy": 1.0}
     assert found["outcome"] == outcome(rows)
-    assert found["origin"] == {"commands": [command], "environments": [{"host": "none"}]}
+    origin = {"commands": [command], "environments": [{"host": "none"}], "data": [known["data"]]}
+    assert found["origin"] == {**origin, "sample": "babble"}
 
 
-def test_a_search_of_one_trial_has_its_curve_where_that_missed(tmp_path):
+def test_a_search_of_one_trial_has_a_curve_if_it_missed(tmp_path):
     missed = {"status": "budget_spent"}
     arms = [("alone", 0, missed), ("searched", 0, missed), ("searched", 1, missed), ("reached", 0, {})]
     rows = make_sweep(tmp_path, *arms)
@@ -122,7 +108,7 @@ def test_a_search_of_one_trial_has_its_curve_where_that_missed(tmp_path):
     assert [curve["arm"] for curve in best_curves(rows, tmp_path)] == ["reached"]
 
 
-def test_without_a_target_a_curve_is_of_a_trial_that_came_to_its_end(tmp_path):
+def test_without_a_target_a_curve_belongs_to_a_trial_that_spent_its_budget(tmp_path):
     rows = make_sweep(tmp_path, ("a", 0, {"status": "diverged"}), ("a", 1, {"status": "budget_spent"}))
     for row, best in zip(rows, (0.99, 0.85), strict=True):
         row |= {"target_value": None, "best_value": best, "target_direction": "max"}
@@ -130,49 +116,20 @@ def test_without_a_target_a_curve_is_of_a_trial_that_came_to_its_end(tmp_path):
     assert ends(rows)[0]["best_value"]["max"] == 0.85
 
 
-def test_a_table_is_of_one_task(tmp_path):
-    rows = make_sweep(tmp_path / "sweep", ("a", 0, {}), ("b", 0, {}))
-    (tmp_path / "sweep/trials.json").write_text(json.dumps([rows[0], {**rows[1], "task": "small_text"}]))
-    with pytest.raises(FolderError, match="its arms are of digits and small_text; a table is of one"):
-        collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
-
-
 def test_what_cannot_be_collected_is_named(tmp_path):
     with pytest.raises(FolderError, match=r"sweep: no trials\.json"):
         collect_sweep(tmp_path / "sweep", tmp_path, "x")
-    with pytest.raises(FolderError, match="nothing: holds no run"):
-        collect_runs([tmp_path / "nothing"], tmp_path, "x")
-    for name in ("one", "two"):
-        make_run(tmp_path / name)
-    with pytest.raises(FolderError, match="two: a second run of arm baseline"):
-        collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "x")
-    make_run(tmp_path / "three", variant="batch", target={"metric": "accuracy", "value": 0.5})
-    with pytest.raises(FolderError, match=r"three: its costs .*target\.value: 0\.97 in the folder, 0\.5 now"):
-        collect_runs([tmp_path / "one", tmp_path / "three"], tmp_path / "results", "x")
-    make_run(tmp_path / "six", variant="batch", task={"name": "digits", "model": "mlp"})
-    with pytest.raises(FolderError, match=r"six: .*task\.model: absent in the folder, mlp now"):
-        collect_runs([tmp_path / "one", tmp_path / "six"], tmp_path / "results", "x")
-    make_run(tmp_path / "five", variant="batch", split={"path": None, "validation_examples": 20})
-    with pytest.raises(FolderError, match=r"five: .*data\.validation_examples: null in the folder, 20 now"):
-        collect_runs([tmp_path / "one", tmp_path / "five"], tmp_path / "results", "x")
-    make_run(tmp_path / "seven", variant="batch", evaluations={"every_fresh_examples": 160})
-    with pytest.raises(FolderError, match=r"seven: .*evaluate\.every_fresh_examples: absent .*160 now"):
-        collect_runs([tmp_path / "one", tmp_path / "seven"], tmp_path / "results", "x")
+    rows = make_sweep(tmp_path / "sweep", ("a", 0, {}), ("b", 0, {}))
+    (tmp_path / "sweep/trials.json").write_text(json.dumps([rows[0], {**rows[1], "task": "small_text"}]))
+    with pytest.raises(FolderError, match="its arms belong to digits and small_text; run one sweep for each"):
+        collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments", [["a"], ["a", "b", "--command", "x"], ["a", "--command", "x", "--experiment", "y"]]
-)
-def test_the_command_says_what_it_needs(arguments, refused):
-    assert "--command" in refused(main, *arguments)
-
-
 def test_a_table_without_curves_leaves_no_older_ones(tmp_path):
-    make_run(tmp_path / "one")
-    into = collect_runs([tmp_path / "one"], tmp_path / "results", "x")
-    _write(read_rows(into / "trials.json"), [], [tmp_path / "one"], tmp_path / "results", ["c"])
-    assert sorted(path.name for path in into.iterdir()) == ["origin.json", "outcome.json", "trials.json"]
+    (tmp_path / "curves.json").write_text("[]")
+    write_tables(tmp_path, {"trials.json": "[]"}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["origin.json", "trials.json"]
 
 
 ROW: dict[str, Any] = {
@@ -202,10 +159,14 @@ def test_rows_come_back_as_they_were(
     assert read_rows(tmp_path / "trials.json") == rows
 
 
-def test_constant_columns_are_written_once_and_what_a_row_lacks_is_null(tmp_path: Path) -> None:
+def test_constant_columns_are_written_once_and_missing_values_are_null(tmp_path: Path) -> None:
     text = table_text([ROW, ROW | {"repeat": 1}, ROW | {"repeat": 2}])
     assert text.count("fig3") == text.count("null") == 1
     assert text.splitlines()[-4:] == ["[0],", "[1],", "[2]", "]}"]
     (tmp_path / "trials.json").write_text(table_text([ROW, {"arm": "b"}]))
-    lacking = {**dict.fromkeys(ROW), "arm": "b", "hyperparameters": {}}  # part of a point is not null
+    lacking = {
+        **dict.fromkeys(ROW),
+        "arm": "b",
+        "hyperparameters": {},
+    }  # a missing part of a dict stays missing
     assert read_rows(tmp_path / "trials.json")[1] == lacking

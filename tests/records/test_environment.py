@@ -1,3 +1,5 @@
+"""The recorded environment, and the commits that committed records name."""
+
 import json
 import os
 import subprocess
@@ -10,7 +12,7 @@ from adaecho.records import environment as module
 from adaecho.records.environment import environment
 
 
-def test_it_names_what_can_change_a_result():
+def test_it_names_versions_and_machine():
     found = environment()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"torch", "numpy"} <= found["packages"].keys()
@@ -29,7 +31,7 @@ def test_slurm_ids_are_those_of_now(monkeypatch):
 
 
 def git(folder, *arguments):
-    """Exit status, and what it prints."""
+    """Run git; returns its exit status and output."""
     command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.returncode, done.stdout.strip()

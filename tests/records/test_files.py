@@ -1,3 +1,5 @@
+"""Files that are complete or absent, on full and failing disks."""
+
 import errno
 import os
 import shutil
@@ -14,7 +16,7 @@ from tests.helpers import small_disk
 
 
 def fill(path):
-    """Leave not a single byte free."""
+    """Fill the disk completely."""
     with (path / "filler").open("wb", buffering=0) as file, suppress(OSError):
         while file.write(b"x" * 4096):
             pass
@@ -31,7 +33,7 @@ def test_a_disk_that_fills_leaves_the_old_records_whole_and_starts_no_run(tmp_pa
             big = "x" * 100_000
             with pytest.raises(FolderError, match=r"metrics\.jsonl: the disk is full"):
                 run.append_metrics({"big": big})
-            with pytest.raises(FolderError, match=r"summary\.json: the disk is full.* a run continues from"):
+            with pytest.raises(FolderError, match=r"summary\.json: the disk is full.* continues from"):
                 run.write_summary({"status": "reached", "big": big})
             assert run.read_metrics() == [{"number": 0}]
             assert run.read_summary() == {"status": "running"}
@@ -42,7 +44,7 @@ def test_a_disk_that_fills_leaves_the_old_records_whole_and_starts_no_run(tmp_pa
             assert len(run.read_metrics()) == 2
 
 
-def test_a_place_where_no_folder_can_be_is_named(tmp_path):
+def test_a_path_that_cannot_be_a_folder_is_named(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(FolderError, match=r"run: File exists; .*choose another folder"):
         RunFolder(tmp_path / "run").lock().__enter__()
@@ -54,7 +56,7 @@ def test_a_place_where_no_folder_can_be_is_named(tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_failing_flush_leaves_the_old_file(tmp_path, monkeypatch, code):
-    """What network disks do: take the data, then refuse to keep it."""
+    """Network disks accept data and fail at the flush."""
     path = tmp_path / "summary.json"
     files.write_json(path, {"status": "running"})
 
@@ -73,7 +75,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     files.write_text(path, "good")
     writing = files.atomic_file(path)
     writing.__enter__().write(b"half")
-    assert not writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None), "it goes on"
+    assert not writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None), "the interrupt propagates"
     assert path.read_text() == "good"
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
 

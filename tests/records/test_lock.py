@@ -1,3 +1,5 @@
+"""One writer per folder: flock on a host, a heartbeat between hosts."""
+
 import errno
 import fcntl
 import json
@@ -15,14 +17,14 @@ from subprocess import PIPE
 import pytest
 
 from adaecho.errors import FolderError
-from adaecho.records import lock
-from adaecho.records.lock import FolderLock, is_held
+from adaecho.records import folder as lock
+from adaecho.records.folder import FolderLock, is_held
 from tests.forks import FORKS
 
 HOLD = """
 import sys
 from pathlib import Path
-from adaecho.records.lock import FolderLock
+from adaecho.records.folder import FolderLock
 FolderLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.read()
@@ -31,7 +33,7 @@ sys.stdin.read()
 
 @contextmanager
 def another_process(folder):
-    """One that holds the folder."""
+    """A process that holds the folder."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=PIPE, stdout=PIPE) as process:
         assert process.stdout.readline() == b"held\n"
         try:
@@ -48,7 +50,7 @@ def write_lock(folder, age_s=0.0, host="elsewhere"):
 
 @contextmanager
 def held(folder):
-    """A lock on it, which is this process's inside."""
+    """Hold the lock inside the block."""
     mine = FolderLock(folder)
     mine.acquire()
     assert mine.is_mine()
@@ -58,18 +60,16 @@ def held(folder):
 
 
 def is_refused(folder, says):
-    assert is_held(folder)
     with pytest.raises(lock.FolderInUseError, match=says):
         FolderLock(folder).acquire()
 
 
 def is_free(folder):
-    assert not is_held(folder)
     with held(folder):
         pass
 
 
-def test_a_live_process_is_named_also_one_that_is_stopped_however_long_and_a_dead_one_is_none(tmp_path):
+def test_a_live_process_keeps_the_lock_even_if_stopped_and_a_dead_one_loses_it(tmp_path):
     with another_process(tmp_path) as process:
         says = f"process {process.pid} on host {socket.gethostname()}"
         is_refused(tmp_path, says)
@@ -88,16 +88,16 @@ def test_a_second_writer_in_this_process_is_refused(tmp_path):
     is_free(tmp_path)
 
 
-def test_a_process_of_another_host_counts_as_alive_while_its_heart_beats(tmp_path):
+def test_a_process_of_another_host_holds_the_lock_while_its_heart_beats(tmp_path):
     write_lock(tmp_path, lock.STALE_AFTER_S - 30)
     is_refused(tmp_path, "process 1 on host elsewhere")
     write_lock(tmp_path, lock.STALE_AFTER_S + 30)
     is_free(tmp_path)
-    write_lock(tmp_path, host=socket.gethostname())  # one of this host would have it locked
+    write_lock(tmp_path, host=socket.gethostname())  # a live process of this host would hold the flock
     is_free(tmp_path)
 
 
-def test_where_nothing_can_be_locked_the_heartbeat_alone_tells(tmp_path, monkeypatch):
+def test_without_flock_the_heartbeat_decides(tmp_path, monkeypatch):
     def refused(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -109,7 +109,7 @@ def test_where_nothing_can_be_locked_the_heartbeat_alone_tells(tmp_path, monkeyp
     is_free(tmp_path)
 
 
-def test_the_heart_beats(tmp_path, monkeypatch):
+def test_the_writer_sends_a_heartbeat(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
     with held(tmp_path) as mine:
         os.utime(mine.path, (0, 0))
@@ -121,12 +121,12 @@ def test_the_heart_beats(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("torn", ["", '{"host": "els'], ids=["nothing", "a part"])
-def test_a_lock_whose_writer_was_killed_before_it_signed_is_taken_over(tmp_path, torn):
+def test_the_lock_of_a_process_killed_before_it_wrote_its_name_is_taken_over(tmp_path, torn):
     (tmp_path / "lock").write_text(torn)
     is_free(tmp_path)
 
 
-def test_a_lock_that_was_taken_over_is_left_to_its_new_holder(tmp_path):
+def test_releasing_a_lock_that_was_taken_over_leaves_it(tmp_path):
     mine = FolderLock(tmp_path)
     mine.acquire()
     write_lock(tmp_path)
@@ -135,7 +135,7 @@ def test_a_lock_that_was_taken_over_is_left_to_its_new_holder(tmp_path):
     assert json.loads((tmp_path / "lock").read_text())["host"] == "elsewhere"
 
 
-def test_of_many_that_find_a_stale_lock_one_wins(tmp_path):
+def test_one_of_many_takes_a_stale_lock(tmp_path):
     barrier = threading.Barrier(8)
 
     def race(one):
@@ -152,7 +152,7 @@ def test_of_many_that_find_a_stale_lock_one_wins(tmp_path):
         holder.release()
 
 
-def test_a_child_that_was_forked_keeps_no_lock_of_its_parent(tmp_path):
+def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path):
     mine = FolderLock(tmp_path)
     mine.acquire()
     child = FORKS.Process(target=time.sleep, args=(100,))
@@ -161,8 +161,21 @@ def test_a_child_that_was_forked_keeps_no_lock_of_its_parent(tmp_path):
     lock._descriptors.discard(mine._descriptor)
     mine._descriptor = -1
     deadline = time.monotonic() + 100
-    while is_held(tmp_path) and time.monotonic() < deadline:
+    taken = FolderLock(tmp_path)
+    while not taken.is_mine() and time.monotonic() < deadline:
         time.sleep(0.01)
-    is_free(tmp_path)
+        with suppress(FolderError):
+            taken.acquire()
+    assert taken.is_mine()
+    taken.release()
     child.kill()
     child.join()
+
+
+def test_a_folder_is_held_while_its_lock_is_signed_and_fresh(tmp_path):
+    assert not is_held(tmp_path)
+    with held(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
+    write_lock(tmp_path, lock.STALE_AFTER_S + 30)
+    assert not is_held(tmp_path)

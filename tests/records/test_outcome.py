@@ -1,4 +1,4 @@
-"""What arms cost, in means, ratios and intervals, by hand and against the formulas written out."""
+"""Costs of arms as means, ratios and intervals, by hand and against the formulas."""
 
 import math
 import random
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from adaecho.records.outcome import best_trials, ends, outcome, ratio_words, untold, without_target
+from adaecho.records.outcome import best_trials, direction_column, ends, outcome, ratio_words, without_target
 from adaecho.records.statistics import Ratio, cost_ratio
 
 _repeats = count()
 
 
 def trial(arm, repeat, index, cost, *, factor=1, variant="none", time_s=1.0, **more):
-    """A trial that reached its target after ``cost`` fresh examples, or missed it (None)."""
+    """The row of a trial that reached its target after ``cost`` fresh examples, or missed it (None)."""
     return {
         "task": "digits", "arm": arm, "echo_variant": variant, "echo_factor": factor,
         "repeat": repeat, "index": index,
@@ -27,7 +27,7 @@ def trial(arm, repeat, index, cost, *, factor=1, variant="none", time_s=1.0, **m
 
 
 def searches(arm, *costs, **more):
-    """Of one trial each."""
+    """Searches of one trial each."""
     return [trial(arm, repeat, 0, cost, **more) for repeat, cost in enumerate(costs)]
 
 
@@ -40,7 +40,7 @@ def test_two_arms_by_hand():
         *searches("batch_e2", 1600, 4800, factor=2, variant="batch"),
     ]
     baseline, batch = outcome(rows)
-    half = 12.706204736  # Student's t with one degree of freedom; costs lie a unit on either side of the mean
+    half = 12.706204736  # Student's t with one degree of freedom; costs are one unit from the mean
     for cost, unit in (("fresh_examples", 3200), ("steps", 100), ("train_time_s", 1)):
         interval, mean = (baseline[cost].pop("low"), baseline[cost].pop("high")), baseline[cost]["mean"]
         assert interval == pytest.approx((mean - half * unit, mean + half * unit))
@@ -54,12 +54,12 @@ def test_two_arms_by_hand():
     }  # fmt: skip
     for cost, numbers in {"fresh_examples": (3200, 1600, 4800), "steps": (200, 100, 300)}.items():
         assert tuple(batch[cost][key] for key in ("mean", "min", "max")) == numbers
-    # Of geometric means: (1600 * 4800) / (3200 * 9600) under the root.
+    # The ratio of geometric means is the root of (1600 * 4800) / (3200 * 9600).
     assert batch["ratio_to_baseline"] == pytest.approx(0.5)
     assert batch["ratio_low"] < 0.5 < batch["ratio_high"]
 
 
-def test_fewest_fresh_examples_win_whatever_the_time_and_a_tie_goes_to_the_lower_index():
+def test_the_best_trial_has_the_fewest_fresh_examples_then_the_lowest_index():
     times = ((2, 320, 9.0), (1, 320, 5.0), (0, 640, 1.0))
     rows = [trial("a", 0, index, cost, time_s=time_s) for index, cost, time_s in times]
     for order in (rows, rows[::-1]):
@@ -67,14 +67,14 @@ def test_fewest_fresh_examples_win_whatever_the_time_and_a_tie_goes_to_the_lower
         assert outcome(order)[0]["train_time_s"] == {"mean": 5.0, "min": 5.0, "max": 5.0}
 
 
-def test_a_search_that_missed_the_target_lowers_reached_and_leaves_the_mean_to_the_others():
+def test_a_search_that_missed_is_not_in_the_mean():
     rows = [trial("a", 0, 0, 320), trial("a", 1, 0, None), trial("a", 1, 1, None)]
     (arm,) = outcome(rows)
     assert (arm["searches"], arm["reached"], arm["missed"]) == (2, 1, 2)
     assert arm["fresh_examples"] == {"mean": 320, "min": 320, "max": 320}
 
 
-def test_without_an_arm_and_a_baseline_that_reached_there_is_no_ratio():
+def test_a_ratio_needs_an_arm_and_a_baseline_that_reached():
     assert outcome([]) == []
     arm = outcome(searches("baseline", 320) + searches("b", None, factor=4, variant="batch"))[1]
     assert arm["fresh_examples"] is arm["steps"] is arm["train_time_s"] is arm["ratio_to_baseline"] is None
@@ -94,7 +94,7 @@ def test_without_an_arm_and_a_baseline_that_reached_there_is_no_ratio():
     ids=["the baseline", "the arm", "both", "none"],
 )
 def test_a_search_that_missed_costs_at_least_what_it_read(ours, theirs, ratio, bound, words):
-    """640 of two searches against 320 and a miss after 5,000: at most the geometric means' ratio."""
+    """A miss after 5,000 fresh examples bounds the ratio of geometric means."""
     arm = outcome(searches("baseline", *theirs) + searches("b", *ours, factor=2, variant="batch"))[1]
     assert arm["ratio_to_baseline"] == (ratio and pytest.approx(ratio))
     assert (arm.get("ratio_bound"), ratio and ratio_words(arm)) == (bound, words)
@@ -106,7 +106,7 @@ def test_diverged_failed_and_surplus_trials_do_not_count():
         trial("a", 0, 0, None, status="diverged", counted=False),
         trial("a", 0, 1, 640),
         trial("a", 0, 2, None, status="failed", counted=False),
-        trial("a", 0, 3, 160, counted=False),  # beyond the budget of the search
+        trial("a", 0, 3, 160, counted=False),  # exceeds the budget of the search
         trial("a", 0, 4, None, status="running", counted=False),
     ]
     (arm,) = outcome(rows)
@@ -118,8 +118,8 @@ def test_diverged_failed_and_surplus_trials_do_not_count():
     ("other", "variant", "ratios"),
     [
         pytest.param("batch_e2", "batch", [1.0, 2.0], id="the only arm without echoing"),
-        pytest.param("baseline", "none", [0.5, 1.0], id="the one that is called so"),
-        pytest.param("other", "none", [None, None], id="two without echoing and neither is called so"),
+        pytest.param("baseline", "none", [0.5, 1.0], id="the arm named baseline"),
+        pytest.param("other", "none", [None, None], id="two arms without echoing"),
     ],
 )
 def test_which_arm_is_the_baseline(other, variant, ratios):
@@ -140,9 +140,9 @@ def test_costs_to_other_targets_are_not_compared():
         assert other["baseline"] is other["ratio_to_baseline"] is None
 
 
-@pytest.mark.parametrize("positions", [{}, {"batch_size": 0.5}], ids=["told apart by values", "by axes"])
-def test_a_searched_batch_size_is_no_arms_and_tells_no_plain_arms_apart(positions):
-    """One draw of each arm's search: that of an echoed arm and of another model's plain one may be equal."""
+@pytest.mark.parametrize("positions", [{}, {"batch_size": 0.5}], ids=["by values", "by axes"])
+def test_a_searched_batch_size_does_not_choose_the_baseline(positions):
+    """Values of two searches may be equal by chance."""
     sizes = {"conv": (30, 34), "mlp": (33, 31), "conv_batch": (33, 30), "mlp_batch": (31, 34)}
     rows = [
         trial(arm, 0, index, 640, variant="batch" if "batch" in arm else "none", batch_size=size,
@@ -164,7 +164,7 @@ def test_nothing_bounds_a_search_with_trials_left():
     assert "ratio_bound" not in other
 
 
-def test_each_arm_is_compared_with_the_one_of_its_settings():
+def test_the_baseline_has_the_settings_of_the_arm():
     rows = [
         *searches("plain32", 320, batch_size=32),
         *searches("plain128", 640, batch_size=128),
@@ -201,7 +201,7 @@ def test_against_a_slow_version_on_random_rows():
 
 
 def run(arm, final, *, steps=100, **more):
-    """A run without a target that ended with a loss of ``final``."""
+    """The row of a run without a target and with a final loss of ``final``."""
     return {
         "arm": arm, "repeat": next(_repeats), "index": 0, "echo_variant": "none", "echo_factor": 1,
         "status": "budget_spent", "target_metric": "cross_entropy", "target_value": None, "steps": steps,
@@ -227,7 +227,7 @@ def test_two_arms_without_a_target_by_hand():
     assert gain["trained_examples"] == {"mean": 32 * 65, "min": 1600, "max": 2560}
 
 
-def test_runs_that_did_not_come_to_the_end_are_counted_and_not_averaged():
+def test_runs_without_an_end_are_counted_but_not_averaged():
     first, second = run("a", 0.2), run("a", 9.0, status="diverged")
     del second["final_cross_entropy"]
     for rows in ([first, second], [second, first]):
@@ -237,10 +237,10 @@ def test_runs_that_did_not_come_to_the_end_are_counted_and_not_averaged():
     (arm,) = ends([second])
     assert (arm["runs"], arm["steps"]) == (0, None)
     assert without_target([first, second])
-    assert not without_target([first, second | {"target_value": 0.9}]), "one target is another experiment"
+    assert not without_target([first, second | {"target_value": 0.9}]), "one row has a target"
 
 
-def test_a_search_is_represented_by_its_best_trial_whichever_direction_is_better():
+def test_the_best_trial_represents_a_search_in_both_directions():
     trials = [
         run("a", 0.5, repeat=0, index=0, best_value=0.5),
         run("a", 0.3, repeat=0, index=1, best_value=0.3, steps=7),
@@ -255,11 +255,11 @@ def test_a_search_is_represented_by_its_best_trial_whichever_direction_is_better
     assert more["best_value"] == {"mean": 0.45, "min": 0.4, "max": 0.5}
 
 
-def test_a_row_tells_the_direction_where_the_name_of_the_metric_does_not():
-    assert untold("error_rate", "min") == {"target_direction": "min"}
-    assert untold("accuracy", "max") == untold("cross_entropy", "min") == {}
+def test_a_row_has_the_direction_if_the_name_of_the_metric_does_not_tell():
+    assert direction_column("error_rate", "min") == {"target_direction": "min"}
+    assert direction_column("accuracy", "max") == direction_column("cross_entropy", "min") == {}
     rows = [run("a", 1.0, repeat=0, index=i, best_value=value) for i, value in enumerate((0.8, 0.1, 0.4))]
-    rows = [{**row, "target_metric": "error_rate", **untold("error_rate", "min")} for row in rows]
+    rows = [{**row, "target_metric": "error_rate", **direction_column("error_rate", "min")} for row in rows]
     assert [row["best_value"] for row in best_trials(rows).values()] == [0.1]
 
 
@@ -275,8 +275,8 @@ def test_the_interval_of_a_ratio_is_welchs_of_the_log_costs():
 
 
 @pytest.mark.parametrize("ours", [[500.0], [500.0, 500.0]], ids=["one run", "equal costs"])
-def test_one_run_or_equal_costs_on_both_sides_tell_no_interval(ours):
-    """Equal costs are read off a grid: not known to all digits."""
+def test_one_run_or_equal_costs_on_both_sides_have_no_interval(ours):
+    """Evaluations are a grid, so equal costs are not exact."""
     assert cost_ratio(ours, [1000.0, 1000.0]) == Ratio(pytest.approx(0.5), None, None)
 
 

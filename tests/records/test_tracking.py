@@ -1,3 +1,5 @@
+"""The mirror in W&B: its content, and its failures, which never fail a run."""
+
 import os
 import signal
 import subprocess
@@ -8,9 +10,9 @@ import pytest
 from PIL import Image
 
 from adaecho.config.schema import TrackingConfig
-from adaecho.records import tracking
+from adaecho.records import wandb_mirror as tracking
 from adaecho.records.folder import RunFolder
-from adaecho.records.tracking import exported
+from adaecho.records.wandb_mirror import exported
 from tests.records import wandb_files
 
 OFFLINE = TrackingConfig(kind="wandb", mode="offline")
@@ -25,11 +27,11 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)  # W&B's import takes a slow machine long
+    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)  # a slow machine imports W&B slowly
 
 
 def record(folder, fresh_examples, status="reached"):
-    """A piece of a run, up to some evaluations."""
+    """Write the records of a run with these evaluations."""
     run = RunFolder(folder)
     with run.lock():
         run.start(CONFIG)
@@ -40,7 +42,7 @@ def record(folder, fresh_examples, status="reached"):
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
-    """What W&B really leaves of an interrupted run, and of a sweep of two trials."""
+    """W&B's files of an interrupted run, and of a sweep of two trials."""
     root = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WANDB_SERVICE", raising=False)
@@ -56,7 +58,7 @@ def exports(tmp_path_factory):
             (root / "sweep/none/0/0.old-1").mkdir()
             Image.new("RGB", (2, 2)).save(root / "sweep" / "fig3.png")
             (root / "sweep" / "outcome.json").write_text('[{"arm": "baseline", "reached": 1}]')
-        with exported(OFFLINE, root / "sweep"):  # there is nothing new
+        with exported(OFFLINE, root / "sweep"):  # nothing is new
             pass
         run = RunFolder(root / "run")
         with run.lock():
@@ -66,7 +68,7 @@ def exports(tmp_path_factory):
     return root
 
 
-def test_an_offline_trial_is_read_back_whole_and_once(exports):
+def test_an_offline_trial_is_complete_and_written_once(exports):
     (piece,) = wandb_files.pieces(exports, "none/0/0")
     assert (piece["project"], piece["group"]) == ("adaecho", str(exports / "sweep"))
     assert (piece["name"], piece["exit_code"]) == ("none/0/0", 0)
@@ -75,10 +77,10 @@ def test_an_offline_trial_is_read_back_whole_and_once(exports):
     history = [(row["_step"], row["fresh_examples"], row["accuracy"]) for row in piece["history"]]
     assert history == [(160, 160, 0.16), (320, 320, 0.32)]
     assert (piece["summary"]["status"], piece["summary"]["to_target"]) == ("reached", {"steps": 5})
-    assert not wandb_files.pieces(exports, "none/0/0.old-1"), "what was set aside is no trial"
+    assert not wandb_files.pieces(exports, "none/0/0.old-1"), "a renamed folder is not a trial"
 
 
-def test_the_last_piece_of_an_interrupted_run_is_whole_and_has_the_same_id(exports):
+def test_the_last_piece_of_an_interrupted_run_is_complete_and_has_the_same_id(exports):
     pieces = wandb_files.pieces(exports, "run")
     steps = [[row["_step"] for row in piece["history"]] for piece in pieces]
     assert steps == [[160, 320, 480], [160, 320, 480, 640]]
@@ -102,21 +104,21 @@ def test_tracking_none_starts_nothing(tmp_path, monkeypatch):
 
 
 def fake_wandb(folder, monkeypatch, source):
-    """What a process of its own imports as W&B."""
+    """Make the mirror's process import this source as W&B."""
     (folder / "fake").mkdir()
     (folder / "fake" / "wandb.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(folder / "fake"), prepend=os.pathsep)
 
 
 FAILING = {
-    "absent": ("raise ImportError('No module named wandb')", "No module named wandb. The run goes on"),
+    "absent": ("raise ImportError('No module named wandb')", "No module named wandb. The run continues"),
     "raising": (
         "def init(**_): raise RuntimeError('no key\\nmore')\nSettings = dict",
-        "no key. The run goes on",
+        "no key. The run continues",
     ),
-    "dying": ("def init(**_): import os; os._exit(3)\nSettings = dict", "its process ended with 3"),
+    "dying": ("def init(**_): import os; os._exit(3)\nSettings = dict", "process ended with 3"),
     "hanging": ("import time\nSettings = dict\ndef init(**_): time.sleep(1000)", "not finished in 0.2 s"),
-    "real but without an account": (None, "The run goes on"),
+    "real but without an account": (None, "The run continues"),
 }
 
 
@@ -142,30 +144,32 @@ def test_w_and_b_absent_or_failing_is_one_warning(tmp_path, monkeypatch, capfd, 
 
 
 SLOW = """
-import time
+import json, time
 from types import SimpleNamespace
 Settings = dict
 def init(**_):
     def finish(exit_code):
         time.sleep(0.5)
         open("finished", "w").write(str(exit_code))
-    nothing = lambda *_, **__: None
-    summary = SimpleNamespace(update=nothing)
-    return SimpleNamespace(log=nothing, summary=summary, starting_step=0, finish=finish)
+    def log(line, step):
+        with open("sent", "a") as file:
+            file.write(json.dumps([step, line["accuracy"]]) + "\\n")
+    summary = SimpleNamespace(update=lambda _: None)
+    return SimpleNamespace(log=log, summary=summary, starting_step=200, finish=finish)
 """
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 from adaecho.config.schema import TrackingConfig
-from adaecho.records.tracking import exported
+from adaecho.records.wandb_mirror import exported
 with exported(TrackingConfig(kind="wandb"), Path(sys.argv[1])):
     time.sleep(1)
-    assert not (Path(sys.argv[1]) / "finished").exists(), "exported while the run was under way"
+    assert not (Path(sys.argv[1]) / "finished").exists(), "exported during the run"
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_run_that_is_killed_is_exported_up_to_there(tmp_path, monkeypatch):
+def test_a_killed_run_is_exported_up_to_the_kill(tmp_path, monkeypatch):
     fake_wandb(tmp_path, monkeypatch, SLOW)
     record(tmp_path, [160], status="running")
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
@@ -174,3 +178,17 @@ def test_a_run_that_is_killed_is_exported_up_to_there(tmp_path, monkeypatch):
     while not (file.exists() and file.read_text()) and time.monotonic() < until:
         time.sleep(0.1)
     assert file.read_text() == "0"
+
+
+def test_online_every_evaluation_is_sent_once_while_the_run_continues(tmp_path, monkeypatch):
+    """The server already has the evaluations before ``starting_step``."""
+    fake_wandb(tmp_path, monkeypatch, SLOW)
+    with exported(TrackingConfig(kind="wandb", mode="online"), tmp_path):
+        record(tmp_path, [160, 320], status="running")
+        until = time.monotonic() + 240
+        while not (tmp_path / "sent").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert (tmp_path / "sent").read_text() == "[320, 0.32]\n"
+        record(tmp_path, [480])
+    assert (tmp_path / "sent").read_text() == "[320, 0.32]\n[480, 0.48]\n"
+    assert (tmp_path / "finished").read_text() == "0"

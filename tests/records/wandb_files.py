@@ -1,4 +1,4 @@
-"""Reads W&B's offline files back: LevelDB's log framing around the SDK's protobuf records."""
+"""Read W&B's offline files: LevelDB's log format around protobuf records."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def frames(data):
-    """The records of a log: each in one frame, or split over blocks as first, middle ..., last."""
+    """The records of a log; a record has one frame, or a first, middle and last frame."""
     assert data[:4] == b":W&B"
     position, parts = IDENT, b""
     while position + FRAME <= len(data):
@@ -39,7 +39,7 @@ def _values(items):
 
 
 def pieces(root, name=None):
-    """The offline pieces of all runs under ``root/wandb``, or of one name, oldest first, as plain values."""
+    """The offline runs under ``root/wandb``, optionally of one name, oldest first, as plain values."""
     found = [_piece(read(path)) for path in sorted(Path(root).glob("wandb/offline-run-*/*.wandb"))]
     return [piece for piece in found if name in (None, piece["name"])]
 

@@ -19,8 +19,8 @@ from adaecho.config.schema import Config, to_plain
 from adaecho.config.tasks import TaskConfig
 from adaecho.errors import DataError
 from adaecho.records.folder import RunFolder
-from adaecho.records.status import FINISHED
-from adaecho.training.interrupt import WaitEndedError
+from adaecho.records.trials import FINISHED
+from adaecho.training.signals import WaitEndedError
 
 TASK = "tests.search.stub"
 DIVERGES_ABOVE = 0.3

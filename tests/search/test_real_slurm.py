@@ -18,7 +18,7 @@ import pytest
 
 from adaecho.config.schema import from_plain
 from adaecho.records.files import read_json
-from adaecho.records.lock import is_held
+from adaecho.records.folder import is_held
 from adaecho.search import sweeper
 from adaecho.search.design import TrialId, read_design
 from adaecho.search.launch import job_name, live_jobs

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from adaecho.figures.report import unfinished_note
 from adaecho.records.files import write_json
-from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, summarize
-from adaecho.records.terminal import terminal_table
+from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, summarize, terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
@@ -174,6 +173,16 @@ def test_an_incomplete_search_says_so(state: SweepState) -> None:
     search.arm = replace(search.arm, axes=())
     search.trials, search.max_diverged, search.summaries = 1, 0, {0: _summary("diverged")}
     assert not any("echo-none" in line for line in remarks(state))
+
+
+def test_trials_of_an_arm_with_different_files_are_remarked(state: SweepState) -> None:
+    (first, _), (second, _) = state.searches
+    for number, summary in state.searches[first, 0].summaries.items():
+        summary["data"] = {"files_sha256": "ab" if number < 2 else "cd"}
+    for summary in state.searches[second, 0].summaries.values():
+        summary["data"] = {"files_sha256": "ef"}
+    (changed,) = [line for line in remarks(state) if "files_sha256" in line]
+    assert changed.startswith(f"arm {first}: the files of the data changed between trials")
 
 
 def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) -> None:

@@ -106,7 +106,7 @@ def _given(folder: Path) -> list[str]:
 
 def test_workers_pack_trials_and_are_no_more_than_asked_for(stand_in: Path, submit: Command) -> None:
     submit("echo=none,batch", "search.trials=10", "hydra.launcher.trials_per_job=2")
-    submit("search.trials=9", "hydra.launcher.array_parallelism=2", "fresh=true")
+    submit("search.trials=9", "hydra.launcher.array_parallelism=2", "restart=true")
     arrays = re.findall(r"--array=0-(\d+)%(\d+)", "\n".join(_given(stand_in)))
     assert arrays == [("9", "10"), ("1", "2")]
 

@@ -119,11 +119,11 @@ def test_another_design_in_the_folder_is_refused_with_a_diff(
     with pytest.raises(FolderError, match=re.escape(line)) as refusal:
         run_sweep(*ONE_ARM, override)
     assert _summaries(finished) == before
-    assert "fresh=true" in str(refusal.value)
+    assert "restart=true" in str(refusal.value)
 
 
 def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command, finished: Path) -> None:
-    run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
+    run_sweep(*ONE_ARM, "search.seed=1", "restart=true")
     assert json.loads((finished / "design.json").read_text())["search"]["seed"] == 1
     assert len(_summaries(Path("sweep.old-1"))) >= 4
 

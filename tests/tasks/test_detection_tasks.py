@@ -23,7 +23,7 @@ from tests.needs import first_form
 TINY_COCO = (
     "task=coco", "task.image_size=64", "task.ghost_size=2", "batch_size=4", "echo.shuffle_buffer=4",
     "data.num_workers=0", "evaluate.batch_size=4", "evaluate.every_fresh_examples=8", "max_fresh_examples=24",
-    "schedule.warmup_epochs=1", "schedule.first_drop_epochs=2", "schedule.drop_gap_epochs=1",
+    "schedule.warmup_epochs=1", "schedule.first_milestone_epochs=2", "schedule.milestone_gap_epochs=1",
     "precision=float32", "target.value=null", "optimizer.learning_rate=0.0003",
 )  # fmt: skip
 TINY_SCENES = (
@@ -65,7 +65,7 @@ def test_coco_does_not_resume_with_other_boxes(compose_config: Compose, coco: Pa
     listed["annotations"][3]["bbox"][2] = 19.5
     write_coco(coco, "train", listed)
     longer = from_plain({**to_plain(config), "max_fresh_examples": 2000})
-    with pytest.raises(FolderError, match=r"trained with files_sha256"):
+    with pytest.raises(FolderError, match=r"made with files_sha256"):
         run_trial(longer, tmp_path / "run")
 
 

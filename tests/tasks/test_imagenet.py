@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adaecho.datasets.storage import FILES
 from adaecho.errors import ConfigError, DataError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
-from adaecho.ranks import Ranks
+from adaecho.ranks import DistributedContext
 from adaecho.tasks import build_task
 from adaecho.tasks.base import digest_of_classes
 from adaecho.training.trial import run_trial
@@ -72,8 +72,8 @@ def test_validation_shards_are_split_over_ranks(
     assert sum(counts) == (3 if most == "null" else 2)
 
 
-class _Rank(Ranks):
-    """One of several ranks, with the sums of its own share."""
+class _Rank(DistributedContext):
+    """One of several, whose sums are its own."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         self.counted = numbers[-1]
@@ -166,7 +166,7 @@ def test_a_run_starts_from_weights_and_does_not_resume_with_others(
     assert torch.allclose(begun, ended, atol=1e-6)
     other = load_file(weights)
     save_file({name: value.double() for name, value in other.items()}, weights)
-    with pytest.raises(FolderError, match=r"trained with files_sha256"):
+    with pytest.raises(FolderError, match=r"made with files_sha256"):
         run_trial(compose_config(*on, "optimizer.learning_rate=1e-12"), tmp_path / "run")
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from adaecho.echo.order import keyed
-from adaecho.ranks import ALONE
+from adaecho.ranks import SINGLE_PROCESS
 from adaecho.tasks import build_task
 from adaecho.tasks.images import classification_metrics, cross_entropy, predictions_in_memory
 from adaecho.transforms.small_images import Images, PadCropFlip
@@ -116,7 +116,9 @@ def test_metrics_are_means_over_examples_for_any_batches() -> None:
     expected = -(math.log(1 / 2) + 3 * math.log(3 / 4) + math.log(1 / 4)) / 5
     for batch_size in (1, 2, 5, 100):
         predictions = predictions_in_memory(lambda _: split, batch_size)
-        metrics = classification_metrics(predictions(model, "validation", torch.device("cpu"), ALONE))
+        metrics = classification_metrics(
+            predictions(model, "validation", torch.device("cpu"), SINGLE_PROCESS)
+        )
         assert metrics["accuracy"] == pytest.approx(4 / 5)
         assert metrics["cross_entropy"] == pytest.approx(expected, rel=1e-6)
     batch = {name: torch.from_numpy(array) for name, array in split.items()}

@@ -1,4 +1,4 @@
-"""Runs on several ranks, each in a process of its own, as torchrun starts them."""
+"""Runs on several ranks, each in a forked process, with the environment of torchrun."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import torch
 
 from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.errors import UserError
-from adaecho.ranks import joined
+from adaecho.ranks import distributed_context
 from adaecho.training.trial import run_trial
 from tests.forks import FORKS
 from tests.ports import free_port
@@ -19,14 +19,14 @@ from tests.ports import free_port
 END_S = 120  # for a rank to end once another has
 needs_gloo = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-    reason="torch is built without gloo, by which ranks talk to one another on a CPU",
+    reason="this torch has no gloo, which ranks on a CPU need",
 )
 
 Before = Callable[[int], None]
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun sets."""
+    """The variables that torchrun sets."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -39,7 +39,7 @@ def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before:
         before(int(variables["RANK"]))
     config, log = from_plain(plain), Path(f"{folder}.rank{variables['RANK']}")
     try:
-        with joined(torch.device("cpu"), config.rank_timeout_s) as ranks:
+        with distributed_context(torch.device("cpu"), config.rank_timeout_s) as ranks:
             summary = run_trial(config, Path(folder), ranks=ranks)
         log.write_text(summary["status"])
     except Exception as error:
@@ -57,12 +57,12 @@ def run_on(
     others: dict[int, Config] | None = None,
     variables: dict[str, str] | None = None,
 ) -> list[tuple[int | None, str]]:
-    """Train on so many ranks; exit code of each (-9: killed), and its status or error.
+    """Train on several ranks; returns each one's exit code (-9: killed), and its status or error.
 
     Args:
-        before: called in each rank's process with its number, before it joins.
-        others: configs of some ranks.
-        variables: more of the environment.
+        before: called in the process of each rank with its number, before it connects.
+        others: different configs of some ranks.
+        variables: additional environment variables.
     """
     port, folder = free_port(), Path(folder).absolute()
     for log in folder.parent.glob(f"{folder.name}.rank*"):
@@ -76,7 +76,7 @@ def run_on(
     for process in processes:
         process.join(END_S)
     for process in processes:
-        if process.is_alive():  # one that hangs, which torchrun would end
+        if process.is_alive():  # torchrun would end a rank that hangs
             process.kill()
             process.join()
     logs = [Path(f"{folder}.rank{rank}") for rank in range(world_size)]

@@ -1,4 +1,4 @@
-"""How a batch becomes a step: nested batches, uneven micro-batches, clipping, schedules, the optimizers."""
+"""Micro-batches, clipping, schedules over fresh examples, and optimizers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch import nn
 
 from adaecho.errors import ConfigError
 from adaecho.tasks.base import Task
-from adaecho.training.optimizer import EagerSGD, deal, make_optimizer, parameter_groups
+from adaecho.training.optimizer import EagerSGD, make_optimizer, parameter_groups, split_batch
 from adaecho.training.trainer import Trainer
 from tests.conftest import Compose
 
@@ -21,9 +21,9 @@ class Pair(NamedTuple):
     other: list[torch.Tensor]
 
 
-def test_any_nesting_is_dealt_example_by_example() -> None:
+def test_a_nested_batch_is_split_by_example() -> None:
     batch = {"x": torch.arange(4), "pair": Pair(torch.arange(4) * 10, [torch.ones(n) for n in (1, 2, 3, 4)])}
-    first, second = deal({**batch, "size": 7, "scale": torch.tensor(2.0)}, 2, 4)
+    first, second = split_batch({**batch, "size": 7, "scale": torch.tensor(2.0)}, 2, 4)
     assert first["x"].tolist() == [0, 2]
     assert second["pair"].one.tolist() == [10, 30]
     assert [len(box) for box in second["pair"].other] == [2, 4]
@@ -38,15 +38,15 @@ def test_any_nesting_is_dealt_example_by_example() -> None:
     ],
     ids=["time first", "fields in a list"],
 )
-def test_a_batch_whose_examples_are_not_first_is_not_dealt(batch: Any, says: str) -> None:
-    """In silence each micro-batch would get every second token of all examples."""
-    assert deal(batch, 1, 4)[0] is batch
-    with pytest.raises(ConfigError, match=rf"num_gradients_to_accumulate=2: .* its 4 examples.*{says}"):
-        deal(batch, 2, 4)
+def test_a_batch_without_examples_first_is_not_split(batch: Any, says: str) -> None:
+    """Otherwise each micro-batch would get every second token of all examples."""
+    assert split_batch(batch, 1, 4)[0] is batch
+    with pytest.raises(ConfigError, match=rf"num_gradients_to_accumulate=2: .* 4 examples.*{says}"):
+        split_batch(batch, 2, 4)
 
 
 class _Masked:
-    """Sequences of different lengths as a source: the loss counts tokens, not examples."""
+    """Sequences of different lengths; the loss counts tokens."""
 
     def __len__(self) -> int:
         return len(LENGTHS)
@@ -81,7 +81,7 @@ def test_micro_batches_of_uneven_weight_add_up_to_the_whole_batch(
     for overrides, parts in (((), 1), (("adascale=on", "adascale.num_gradients_to_accumulate=4"), 4)):
         trainer = _trainer(compose_config, *overrides, weight=weight)
         with trainer.loader:
-            loss = trainer._mean_loss.backward(deal(next(iter(trainer.loader)), parts, 8))
+            loss = trainer._mean_loss.backward(split_batch(next(iter(trainer.loader)), parts, 8))
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
@@ -93,18 +93,18 @@ def test_micro_batches_of_uneven_weight_add_up_to_the_whole_batch(
 
 
 def test_a_gradient_is_clipped_as_a_whole(compose_config: Compose) -> None:
-    trainer = _trainer(compose_config, "optimizer.clip_norm=0.01")
+    trainer = _trainer(compose_config, "optimizer.max_grad_norm=0.01")
     with trainer.loader:
         trainer.train()
     norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm()
     assert norm.item() == pytest.approx(0.01, rel=1e-4)
 
 
-def test_a_schedule_over_fresh_examples_stands_still_while_batches_repeat(compose_config: Compose) -> None:
+def test_a_schedule_over_fresh_examples_is_constant_while_batches_repeat(compose_config: Compose) -> None:
     decay = ("schedule.shape=linear_decay", "schedule.decay_steps=10")
 
     def rates(counts: str) -> list[float]:
-        echo = ("echo=batch", "echo.factor=3", "max_steps=6", f"schedule.counts={counts}")
+        echo = ("echo=batch", "echo.factor=3", "max_steps=6", f"schedule.unit={counts}")
         trainer, found = _trainer(compose_config, *decay, *echo), list[float]()
         step = trainer._step
 
@@ -126,9 +126,7 @@ def test_a_schedule_over_fresh_examples_stands_still_while_batches_repeat(compos
 @pytest.mark.parametrize(
     ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
 )
-def test_the_configured_optimizer_with_its_decay_spares_norms_and_biases(
-    compose_config: Compose, name: str, kind: type
-) -> None:
+def test_norms_and_biases_have_no_weight_decay(compose_config: Compose, name: str, kind: type) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
     config = compose_config(
         f"optimizer.name={name}", "optimizer.weight_decay=0.1", "optimizer.decay_norms_and_biases=false"
@@ -177,3 +175,13 @@ def test_a_step_records_no_graph() -> None:
     optimizer.step()
     assert weight.grad_fn is None
     assert torch.is_grad_enabled()
+
+
+def test_metrics_with_the_name_of_a_recorded_column_are_refused(compose_config: Compose) -> None:
+    trainer = _trainer(compose_config)
+    evaluated = {"accuracy": 0.5, "steps": 1.0}
+    object.__setattr__(trainer.task, "evaluate", lambda *_, **__: evaluated)
+    with trainer.loader:
+        trainer.train()
+        with pytest.raises(ConfigError, match="task masked: evaluate returned steps, a name of the records"):
+            trainer.evaluate_end()

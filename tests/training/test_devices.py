@@ -1,4 +1,4 @@
-"""Compiled models, fused optimizers, and steps that leave a GPU alone."""
+"""Compiled models, fused optimizers, and steps that do not wait for the GPU."""
 
 import functools
 import shutil
@@ -28,7 +28,7 @@ def losses(folder: str) -> list[float]:
 @pytest.mark.parametrize(
     "backend",
     [
-        "aot_eager",  # graphs are traced as ever; a compiler would take half a minute
+        "aot_eager",  # traces graphs without the slow compiler
         pytest.param(
             "inductor",
             marks=[

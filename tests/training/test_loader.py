@@ -1,4 +1,4 @@
-"""Keys that reach the loader, and what measures it."""
+"""Config keys that reach the loader and headroom."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def test_order_place_and_device_reach_the_loader(compose_config: Compose) -> Non
         assert loader.settings.order == "stored"
 
 
-def test_they_reach_headroom(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_and_place_reach_headroom(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
     real = pipeline_timer.EchoLoader
     monkeypatch.setattr(pipeline_timer, "EchoLoader", lambda **given: made.append(given) or real(**given))
@@ -37,8 +37,12 @@ def test_they_reach_headroom(compose_config: Compose, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_a_split_puts_the_echo_between_the_parts(compose_config: Compose, split: bool) -> None:
-    config = compose_config("echo=example_before_augmentation", "echo.factor=3", f"echo.split={split}")
+def test_a_split_puts_the_echo_between_the_parts_of_the_augmentation(
+    compose_config: Compose, split: bool
+) -> None:
+    config = compose_config(
+        "echo=example_before_augmentation", "echo.factor=3", f"echo.split_augmentation={split}"
+    )
     task = build_task(config)
     assert task.augment_parts is not None
     given = upstream_arguments(config, task, CPU)["augment"]
@@ -49,21 +53,15 @@ def test_a_split_puts_the_echo_between_the_parts(compose_config: Compose, split:
 
 def test_a_task_without_parts_cant_be_split(compose_config: Compose, tmp_path: Path) -> None:
     text = ("task=small_text", f"data.path={write_texts(tmp_path / 'text')}", "data.validation_examples=2")
-    split = ("echo=example_before_augmentation", "echo.split=true")
-    config = compose_config(*text, "task.vocabulary=300", *split)
-    with pytest.raises(ConfigError, match=r"echo\.split=true: task small_text doesn't name two parts"):
+    split = ("echo=example_before_augmentation", "echo.split_augmentation=true")
+    config = compose_config(*text, "task.vocab_size=300", *split)
+    with pytest.raises(
+        ConfigError, match=r"echo\.split_augmentation=true: task small_text has no augment_parts"
+    ):
         upstream_arguments(config, build_task(config), CPU)
 
 
-REFUSED = {
-    ("data.order=shards",): "order='shards': this source has no shard_lengths",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("overrides", "says"), REFUSED.items(), ids=["order"])
-def test_what_cannot_be_read_is_refused_before_anything_is(
-    compose_config: Compose, overrides: tuple[str, ...], says: str
-) -> None:
-    config = compose_config(*overrides)
-    with pytest.raises(ConfigError, match=says):
+def test_an_order_that_the_source_lacks_is_refused(compose_config: Compose) -> None:
+    config = compose_config("data.order=shards")
+    with pytest.raises(ConfigError, match="order='shards': this source has no shard_lengths"):
         make_loader(config, build_task(config), CPU)

@@ -1,4 +1,4 @@
-"""Runs on several ranks: equal to one process that is fed their batches, one record, and ends together."""
+"""Runs on several ranks: equal to one process with the same batches, one record, and a common end."""
 
 import copy
 import errno
@@ -6,10 +6,8 @@ import functools
 import itertools
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,11 @@ import torch
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.errors import DataError
-from adaecho.ranks import Ranks
+from adaecho.ranks import DistributedContext
 from adaecho.tasks import build_task
-from adaecho.training import trainer, trial
+from adaecho.training import trainer
+from adaecho.training.distributed import share_of
 from adaecho.training.loader import make_loader
-from adaecho.training.parallel import share_of
 from tests.conftest import Compose
 from tests.datasets.files import write_texts
 from tests.helpers import metrics, signal_at, summary
@@ -49,17 +47,17 @@ ENDED: list[tuple[int | None, str]] = [(0, "budget_spent")] * 2
 
 
 def reference(config: Config, world_size: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """The same training in one process: a replica and a loader for each rank, gradients added up by hand.
+    """The same training in one process: a replica and a loader for each rank, and a sum of gradients.
 
     Returns:
-        Of each evaluation its metrics and fresh examples; the weights at the end.
+        Metrics and fresh examples of each evaluation; the final weights.
     """
     task = build_task(share_of(config, world_size))
     torch.manual_seed(config.seed)
     replicas = [task.build_model()]
     replicas += [copy.deepcopy(replicas[0]) for _ in range(world_size - 1)]
     momenta = [torch.zeros_like(parameter) for parameter in replicas[0].parameters()]
-    shares = [Ranks(rank, world_size) for rank in range(world_size)]
+    shares = [DistributedContext(rank, world_size) for rank in range(world_size)]
     loaders = [make_loader(share_of(config, world_size), task, DIGITS, ranks) for ranks in shares]
     batches = [iter(loader) for loader in loaders]
     lines, due, fresh = [], config.evaluate.every_fresh_examples, 0
@@ -88,7 +86,7 @@ def reference(config: Config, world_size: int) -> tuple[list[dict[str, float]], 
 
 
 def _sgd(config: Config, replicas: list[Any], gradients: list[Any], momenta: list[torch.Tensor]) -> None:
-    """Momentum of torch's kind, Nesterov's or heavy-ball."""
+    """Momentum as in torch: Nesterov or heavy-ball."""
     given = config.optimizer
     with torch.no_grad():
         for number, parameter in enumerate(replicas[0].parameters()):
@@ -101,7 +99,7 @@ def _sgd(config: Config, replicas: list[Any], gradients: list[Any], momenta: lis
 
 
 def _evaluate(task: Any, replicas: list[Any]) -> dict[str, float]:
-    """With the mean of the replicas' running statistics, which they all go on with."""
+    """Evaluate with the mean of the replicas' running statistics, which all replicas then use."""
     for buffers in zip(*(replica.named_buffers() for replica in replicas), strict=True):
         if "running" in buffers[0][0]:
             mean = sum(buffer for _, buffer in buffers[1:]) + buffers[0][1]
@@ -119,13 +117,13 @@ def text(tmp_path: Path) -> str:
 
 TASKS = {
     "text": (
-        "task=small_text", "task.vocabulary=300", "data.validation_examples=2",  # of the files ``text``
-        "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block=32",
+        "task=small_text", "task.vocab_size=300", "data.validation_examples=2",  # of the files ``text``
+        "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block_size=32",
         "echo=example_before_augmentation", "echo.factor=1.5", "evaluate.max_examples=32",
     ),
     "boxes": (
         "task=scenes", "echo=batch", "echo.factor=2", "data.validation_examples=20", "max_steps=8",
-        "task.training_scenes=100", "optimizer.weight_decay=0", "optimizer.clip_norm=null",
+        "task.training_scenes=100", "optimizer.weight_decay=0", "optimizer.max_grad_norm=null",
         "channels_last=false",
         "evaluate.every_fresh_examples=16", "optimizer.learning_rate=0.001", "schedule.warmup_steps=0",
     ),
@@ -137,13 +135,13 @@ _whole: list[list[dict[str, Any]]] = []
 
 @pytest.fixture
 def config(compose_config: Compose) -> Config:
-    """Of a run without echoing."""
+    """A run without echoing."""
     return compose_config(*RUN, "echo=none")
 
 
 @pytest.fixture
 def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Metrics of two ranks without echoing, trained once."""
+    """Metrics of a run on two ranks without echoing, trained once."""
     if not _whole:
         folder = tmp_path_factory.mktemp("undisturbed") / "run"
         assert run_on(2, config, folder) == ENDED
@@ -155,9 +153,9 @@ def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> lis
     "echo", first_form("before", "boxes", also=["none", "batch", "after", "text", "on four ranks"])
 )
 def test_ranks_equal_one_process_fed_all_their_batches(compose_config: Compose, text: str, echo: str) -> None:
-    """Weights bit for bit, also where the ranks' losses weigh differently (masked tokens, matched boxes).
+    """Compare weights bit for bit, also if losses have different weights (masked tokens, matched boxes).
 
-    But for the order in which gradients of four are added up.
+    With four ranks the order of sums differs.
     """
     world_size = 4 if echo == "on four ranks" else 2
     config = compose_config(*RUN, *{**ECHOES, **TASKS}[echo], *([text] if echo == "text" else []))
@@ -168,7 +166,7 @@ def test_ranks_equal_one_process_fed_all_their_batches(compose_config: Compose, 
         exact = expected.keys() & {"fresh_examples", "steps", *(("accuracy",) if world_size == 2 else ())}
         assert {key: line[key] for key in exact} == {key: expected[key] for key in exact}
         for key in expected.keys() - exact if world_size == 2 else ():
-            # Each rank's images go through the net in batches of their own.
+            # Each rank evaluates its images in separate batches.
             assert line[key] == pytest.approx(expected[key], rel=1e-6, abs=1e-9)
     found = safetensors.torch.load_file("run/model/final.safetensors")
     assert found.keys() == weights.keys()
@@ -195,7 +193,7 @@ def test_adascale_takes_ranks_times_accumulation_as_its_micro_batches(
 
 
 def on(victim: int, do: Callable[..., None], *given: Any) -> Callable[[int], None]:
-    """What ``run_on`` does in each rank's process before: this in one of them."""
+    """A ``before`` of ``run_on`` that calls ``do`` on one rank."""
     return functools.partial(_on, victim, do, given)
 
 
@@ -205,7 +203,7 @@ def _on(victim: int, do: Callable[..., None], given: tuple[Any, ...], rank: int)
 
 
 def _dies(at_step: int) -> None:
-    """It is killed before that step."""
+    """Kill the process before this step."""
     step = trainer.Trainer._step
 
     def dying(self: trainer.Trainer, batch: Any) -> None:
@@ -228,20 +226,13 @@ def _fails_at(victim: int, error: Exception, rank: int) -> None:
 
 
 def _hangs() -> None:
-    """It stands still until rank 0 has ended."""
+    """Hang until rank 0 has ended."""
 
     def hanging(*_: object) -> None:
         while not Path("run.rank0").exists():
             time.sleep(0.05)
 
     trainer.Trainer._step = hanging  # type: ignore[method-assign]
-
-
-def _stands_still(other: int) -> None:
-    """The whole process, threads and all, until another rank has ended."""
-    ended = Path(f"run.rank{other}").absolute()
-    subprocess.Popen(["sh", "-c", f"while [ ! -e {ended} ]; do sleep 0.1; done; kill -KILL {os.getpid()}"])
-    trainer.Trainer._step = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
 
 
 def _is_signalled(number: int, at_step: int) -> None:
@@ -251,7 +242,7 @@ def _is_signalled(number: int, at_step: int) -> None:
 @pytest.mark.parametrize(
     "form",
     first_form(
-        # Sums of three depend on their order, which DistributedDataParallel changes after its first pass.
+        # Sums of three ranks depend on the order, which DistributedDataParallel changes after two passes.
         (3, 18, ("echo=batch", "echo.factor=1.5")),
         also=[
             (2, 16, ("echo=example_before_augmentation", "echo.factor=1.5")),
@@ -261,7 +252,7 @@ def _is_signalled(number: int, at_step: int) -> None:
     ),
     ids=["batch", "before", "adascale_zero"],
 )  # fmt: skip
-def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_been(
+def test_after_a_rank_is_killed_the_same_command_continues_exactly(
     compose_config: Compose, form: tuple[int, int, tuple[str, ...]]
 ) -> None:
     world_size, batch_size, more = form
@@ -291,7 +282,7 @@ def _noted(error: Exception) -> Exception:
     ),
     ids=["a crash", "the user's", "a crash of rank 0"],
 )
-def test_an_error_of_one_rank_is_told_by_all(config: Config, form: tuple[int, int, Exception]) -> None:
+def test_all_ranks_report_an_error_of_one_rank(config: Config, form: tuple[int, int, Exception]) -> None:
     victim, code, error = form
     ends = run_on(2, config, "run", functools.partial(_fails_at, victim, error))
     assert ends[victim] == (code, f"{type(error).__name__}: {error}")
@@ -302,7 +293,7 @@ def test_an_error_of_one_rank_is_told_by_all(config: Config, form: tuple[int, in
 
 
 def _disk_fills_up() -> None:
-    """After the first checkpoints."""
+    """Fill the disk after the first checkpoints."""
     fsync, calls = os.fsync, itertools.count()
 
     def full(file: int) -> None:
@@ -326,70 +317,45 @@ def test_a_full_disk_under_rank_0_which_alone_writes_ends_all_and_loses_nothing(
     assert metrics("run") == undisturbed
 
 
-@pytest.mark.parametrize(
-    "form",
-    first_form((1, _hangs), (1, _stands_still, 0), also=[(0, _stands_still, 1)]),
-    ids=["hangs", "is stopped", "rank 0 is stopped"],
-)
-def test_a_rank_that_hangs_or_is_stopped_ends_the_run_within_the_stated_time(
-    compose_config: Compose, form: tuple[int, Callable[..., None]]
-) -> None:
-    victim = form[0]
-    # On a busy machine one may come so much later than the other at the start.
+def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: Compose) -> None:
+    # On a busy machine the ranks may start seconds apart.
     config = compose_config(*RUN, "echo=none", "rank_timeout_s=12")
-    code, said = run_on(2, config, "run", on(*form))[1 - victim]
+    code, said = run_on(2, config, "run", on(1, _hangs))[0]
     assert code == 2
     assert "another rank failed, hangs or is gone" in said
-    assert victim == 0 or summary("run")["status"] == "failed"
+    assert summary("run")["status"] == "failed"
 
 
-def test_ranks_that_see_other_things_are_named(config: Config, compose_config: Compose) -> None:
+def test_a_rank_with_a_different_config_is_named(config: Config, compose_config: Compose) -> None:
     other = compose_config(*RUN, "echo=none", "optimizer.learning_rate=0.123")
     for code, said in run_on(2, config, "run", others={1: other}):
         assert code == 2
-        assert said.startswith("RankError: rank 1 sees another config than rank 0: ")
+        assert said.startswith("RankError: rank 1 has a different config than rank 0: ")
         assert "same command, code and data" in said
 
 
-def _evaluates_without_ranks(_: int) -> None:
-    built = trial.build_task
-
-    def build(config: Config) -> Any:
-        evaluate = (task := built(config)).evaluate
-        return replace(task, evaluate=lambda model, split, *, device: evaluate(model, split, device=device))
-
-    trial.build_task = build
-
-
-def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(
-    config: Config, undisturbed: list[dict[str, Any]]
-) -> None:
-    assert run_on(2, config, "whole", _evaluates_without_ranks) == ENDED
-    assert [line["accuracy"] for line in metrics("whole")] == [line["accuracy"] for line in undisturbed]
-
-
 @pytest.mark.parametrize("victim", first_form(1, also=[0]))
-def test_a_signal_to_any_rank_ends_all_at_one_step_and_as_many_go_on(
+def test_a_signal_to_any_rank_ends_all_at_the_same_step(
     config: Config, undisturbed: list[dict[str, Any]], victim: int
 ) -> None:
     assert run_on(2, config, "run", on(victim, _is_signalled, signal.SIGUSR2, 7)) == [(0, "preempted")] * 2
     assert (summary("run")["steps"], summary("run")["signal"]) == (7, "SIGUSR2")
     ((code, said),) = run_on(1, config, "run")
     assert code == 2
-    assert "begun with world_size=2, and here it would go on with 1" in said
+    assert "made with world_size=2, but now world_size is 1" in said
     assert run_on(2, config, "run") == ENDED
     assert metrics("run") == undisturbed
 
 
 def _first_batch_never_comes() -> None:
-    """And it is told to end."""
+    """A signal comes during the wait."""
 
-    def peek(_: EchoLoader) -> None:
+    def wait(_: EchoLoader) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         while True:
             time.sleep(0.01)
 
-    EchoLoader.peek = peek  # type: ignore[method-assign]
+    EchoLoader.next_fresh_examples = wait  # type: ignore[method-assign]
 
 
 def test_a_signal_ends_the_wait_for_the_first_batch_on_all_ranks(config: Config) -> None:
@@ -398,15 +364,15 @@ def test_a_signal_ends_the_wait_for_the_first_batch_on_all_ranks(config: Config)
     assert run_on(2, config, "run") == ENDED
 
 
-def test_a_batch_that_cannot_be_dealt_evenly_is_refused(compose_config: Compose) -> None:
+def test_a_batch_that_cannot_be_split_evenly_is_refused(compose_config: Compose) -> None:
     for code, said in run_on(2, compose_config(*RUN, "batch_size=15"), "run"):
         assert code == 2
         assert "batch_size=15" in said
-        assert "make it a multiple of 2" in said
+        assert "use a multiple of 2" in said
 
 
-def test_started_again_by_torchrun_a_fresh_run_goes_on(compose_config: Compose) -> None:
-    config = compose_config(*RUN, "echo=none", "fresh=true", "checkpoint_every_s=0")
+def test_a_restart_by_torchrun_continues_a_fresh_run(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none", "restart=true", "checkpoint_every_s=0")
     run_on(2, config, "run", on(1, _dies, 9))
     assert run_on(2, config, "run", variables={"TORCHELASTIC_RESTART_COUNT": "1"}) == ENDED
     assert not Path("run.old-1").exists()
@@ -419,6 +385,6 @@ def test_the_factor_follows_the_mean_of_the_ranks_ratios(compose_config: Compose
 
 
 def _different_ratios(rank: int) -> None:
-    from adaecho.echo.threads.timers import Timers
+    from adaecho.echo.stats import Timers
 
     Timers.ratio = property(lambda _: 2.0 + 2 * rank)  # type: ignore[method-assign, assignment]

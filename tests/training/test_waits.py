@@ -1,4 +1,4 @@
-"""A signal while the run waits for data that may never come: the wait has an end, and nothing is lost."""
+"""A signal ends a wait for data that may never come, and nothing is lost."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adaecho.tasks import build_task
-from adaecho.training import interrupt, trial
+from adaecho.training import signals, trial
 from adaecho.training.trainer import Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -21,7 +21,7 @@ RUN = ("task=digits_mlp", "max_steps=20", "target.value=null", "echo.shuffle_buf
 
 
 class Dripping:
-    """Rows of arrays; one of them does not come until it is released, and says so by a signal."""
+    """Rows of arrays; one read sends a signal and blocks until it is released."""
 
     thread_safe = True
 
@@ -43,7 +43,7 @@ class Dripping:
 
 @pytest.fixture
 def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dripping]]]:
-    """``dripping()``: of the runs from here on the first has such a source."""
+    """``dripping()`` gives the next run such a source."""
     sources: list[Dripping] = []
 
     def release() -> None:
@@ -69,7 +69,7 @@ def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dri
     assert not late, "it waited for data that never came"
 
 
-@pytest.mark.filterwarnings("ignore:the source has not answered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:a call of the source has not returned:RuntimeWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wait_for_data_ends_with_a_checkpoint(
     compose_config: Compose, dripping: Callable[..., list[Dripping]], workers: int
@@ -115,7 +115,7 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(trial, "build_task", build)
-        with pytest.raises(interrupt.WaitEndedError, match="ended the run") as ended:
+        with pytest.raises(signals.WaitEndedError, match="ended the run") as ended:
             run_trial(config, Path("run"))
     assert ended.value.signal == signal.Signals(number).name
     assert summary("run")["status"] == "preempted"

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from adaecho.transforms.photographs import CentreCrop, DecodeImage, decode_for_crop, decode_image
+from adaecho.transforms.photographs import CenterCrop, DecodeImage, decode_for_crop, decode_image
 from tests.datasets.files import encode, encoded, picture
 
 FLAT = np.full((32, 40, 3), (200, 120, 40), np.uint8)
@@ -77,7 +77,7 @@ def test_too_little_memory_is_not_a_bad_image() -> None:
 
 def test_the_center_crop_equals_resizing_first() -> None:
     image = picture(0, 100, 160)
-    ours = CentreCrop(28)({"image": image, "label": 1})
+    ours = CenterCrop(28)({"image": image, "label": 1})
     assert ours["label"] == 1
     pillow = Image.fromarray(image).resize((round(160 * 32 / 100), 32), Image.Resampling.BILINEAR)
     left = (pillow.width - 28) // 2

@@ -103,7 +103,7 @@ def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> 
     [
         ({"place": "raw"}, "place='raw': must be one of"),
         ({"decode": None}, "without decode="),
-        ({"echo": "example_after_augmentation"}, "what is echoed there is decoded"),
+        ({"echo": "example_after_augmentation"}, "that echo repeats decoded examples"),
         ({"batch_size": None}, "whole batches"),
     ],
 )

@@ -13,7 +13,7 @@ from PIL import Image
 from adaecho import EchoLoader
 from adaecho.transforms import regions
 from adaecho.transforms.photographs import (
-    CentreCrop,
+    CenterCrop,
     DecodeImage,
     EncodedImage,
     RandomResizedCrop,
@@ -137,7 +137,7 @@ def test_the_image_is_decoded_if_the_region_fails(monkeypatch: pytest.MonkeyPatc
 def test_only_crops_of_the_same_field_use_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "available", lambda: True)
     assert decoder_for(AUGMENT, "image") is decode_for_crop
-    assert decoder_for(CentreCrop(8), "image") is decode_for_crop
+    assert decoder_for(CenterCrop(8), "image") is decode_for_crop
     assert decoder_for(AUGMENT, 0) is decode_image
     assert decoder_for(lambda example, rng: AUGMENT(example, rng), "image") is decode_image
     monkeypatch.setattr(regions, "available", lambda: False)

@@ -1,1 +1,1 @@
-"""From examples to batches: augmentation, the echo of examples and of batches, the way to the device."""
+"""Batches, and the functions and workers that make them."""

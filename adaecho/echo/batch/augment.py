@@ -1,6 +1,6 @@
-"""What a user gives to be called, checked, and on which side of the buffer it works.
+"""The user's functions: their checks, and the side of the buffer on which each runs.
 
-Augmentation is keyed to (seed, fresh serial, echo index), one example at a time or vectorised.
+Augmentation is keyed to (seed, fresh serial, echo index). It is vectorised or handles one example at a time.
 """
 
 import inspect
@@ -9,12 +9,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from adaecho.echo.memory.budget import free_bytes
-from adaecho.echo.memory.pool import Examples, singles_of
-from adaecho.echo.memory.tree import UNFIT, Columns, num_bytes, stack
+from adaecho.echo.memory.pool import Examples, free_bytes, singles_of
+from adaecho.echo.memory.pytree import UNFIT, Columns, num_bytes, stack
 from adaecho.echo.order import keyed
-from adaecho.echo.read.chunks import Preparation, Tried
-from adaecho.echo.read.failures import NONE_SKIPPED
+from adaecho.echo.read.chunks import NONE_SKIPPED, Preparation, Tried
 from adaecho.echo.settings import Settings, one_of, refuse
 from adaecho.echo.variants import PLACES
 
@@ -22,29 +20,28 @@ Origin = Callable[[int], str]
 Augment = Callable[[keyed.Items, Examples], Examples]
 """Examples and which they are, to as many."""
 
-# Draws of the first of two augmentations come from another seed than those of the second, and than any that
-# a user is likely to give another loader.
+# Separates the seed of the first of two augmentations from that of the second.
 _ONCE = 0x6F6E63655F666F72
 
 
 class Augmentation:
-    """A user's augmentation, whichever of three kinds it is.
+    """A user's augmentation, of one of three kinds.
 
     * ``augment.block(arrays, keys)``: arrays [n, ...] in the form of an example, keys uint64 [n]; returns
-      the same form. Draw with ``adaecho.echo.order.keyed``. It is used wherever it exists.
-    * ``augment(example, rng)``: ``rng`` is a NumPy generator of this example and repeat.
-    * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``, which are seeded
-      for each example and given back afterwards; slower.
+      the same form. It draws with ``adaecho.echo.order.keyed`` and takes precedence.
+    * ``augment(example, rng)``: ``rng`` is a NumPy generator keyed to this example and repeat.
+    * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``. The loader seeds
+      them for each example and restores them afterwards, which is slower.
 
-    What it raises is passed on with a note of the example.
+    Errors get a note that names the example.
 
     Args:
-        augment: one of these.
-        seed: of its draws.
-        origin: what to call the example of a serial in a message.
+        augment: an augmentation of one of these kinds.
+        seed: seed of its random numbers.
+        origin: names the example of a serial in messages.
 
     Raises:
-        ValueError: it is not callable or takes another number of arguments.
+        ValueError: it is not callable, or takes another number of arguments.
     """
 
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
@@ -56,7 +53,7 @@ class Augmentation:
         self._seeds = self._num_arguments == 1 and not says_thread_safe(augment)
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
-        """The augmented examples of these items."""
+        """Return the augmented examples of these items."""
         drawn = keyed.item_keys(self._seed, items)
         if self._block is not None:
             try:
@@ -83,26 +80,26 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
     stacked = stack(examples)
     if stacked is None:
         raise ValueError(
-            f"augment.block needs examples of one shape and numeric type; {UNFIT}, or give an "
+            f"augment.block needs examples of one shape and numeric type; {UNFIT}, or pass an "
             "augment(example, rng) without block"
         )
     return stacked.with_tree(block(stacked.tree(), drawn))
 
 
 def says_thread_safe(function: Any) -> bool:
-    """Whether a function, or the object whose method it is, says so; what has a ``block`` is vectorised."""
+    """Whether a function, or the object of a method, declares ``thread_safe`` or has a ``block``."""
     owner = getattr(function, "__self__", None)
     return hasattr(function, "block") or any(getattr(one, "thread_safe", False) for one in (function, owner))
 
 
 def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]:
-    """What ``augment=`` was given, in turn: none, one, or the two of (once, each_time).
+    """Return the augmentations of ``augment=``: none, one, or the two of (once, each_time).
 
     Raises:
-        ValueError: it is another tuple, or can't be called so.
+        ValueError: it is another tuple, or not callable in this way.
     """
     if isinstance(augment, tuple) and len(augment) != 2:
-        raise ValueError(f"augment: a tuple is (once, each_time), and this one has {len(augment)} parts")
+        raise ValueError(f"augment: expected a tuple (once, each_time), got {len(augment)} parts")
     if isinstance(augment, tuple):
         once, each_time = augment
         return [Augmentation(once, seed ^ _ONCE, origin), Augmentation(each_time, seed, origin)]
@@ -110,7 +107,7 @@ def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]
 
 
 def in_turn(augments: Sequence[Augment]) -> Augment | None:
-    """One after another as a single one; None where there is none."""
+    """Compose augmentations into one; None for an empty sequence."""
 
     def augmented(items: keyed.Items, examples: Examples) -> Examples:
         for augment in augments:
@@ -121,7 +118,7 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
 
 
 def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
-    """What decodes after the buffer, where that holds examples as they are stored, one by one."""
+    """Return an augmentation that decodes, for a buffer of encoded examples."""
     note = f"while decoding {{}}; {NONE_SKIPPED}"
     return lambda items, examples: one_by_one(decode, zip(singles_of(examples)), items, origin, note)
 
@@ -129,7 +126,7 @@ def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
 def one_by_one(
     make: Callable[..., Any], given: Iterable[Any], items: keyed.Items, origin: Origin, note: str
 ) -> list[Any]:
-    """What is made of what is given for each item; an error gets a note of what to call its example."""
+    """Call ``make`` for each item; an error gets a note that names its example."""
     made: list[Any] = []
     try:
         for arguments in given:
@@ -141,25 +138,24 @@ def one_by_one(
 
 
 def span(items: keyed.Items, origin: Origin) -> str:
-    """What to call many items in a message: the first and the last of their examples."""
+    """Name several items in a message: their first and last examples."""
     first, last = origin(int(items[0]) >> keyed.ECHO_BITS), origin(int(items[-1]) >> keyed.ECHO_BITS)
     return first if len(items) == 1 else f"{len(items)} examples, from {first} to {last}"
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
-    """How a function is called: whether its generator goes by name, as another argument is the second; and
-    with how many arguments.
+    """Return whether a function takes its generator by name only, and its number of arguments, 1 or 2.
 
     Raises:
-        ValueError: it can't be called with an example (or a list of them) and a generator.
+        ValueError: it cannot be called with an example (or a list of them) and a generator.
     """
     if not callable(function):
-        pair = "; two parts are a tuple, (once, each_time)" * isinstance(function, list)
-        raise ValueError(f"{name}: a {type(function).__name__} can't be called and has no block{pair}")
+        pair = "; pass two parts as a tuple (once, each_time)" * isinstance(function, list)
+        raise ValueError(f"{name}: a {type(function).__name__} is not callable and has no block{pair}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        return False, 1  # written in C without a signature: a plain function of the example
+        return False, 1  # a C function without a signature
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in parameters if p.kind in kinds]
     required = [p for p in positional if p.default is p.empty]
@@ -172,15 +168,15 @@ def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class Functions:
-    """What a user gives to be called.
+    """The user's functions.
 
     Attributes:
-        decode, augment, collate, batch_length: as EchoLoader's arguments.
-        settings: of the loader.
-        place: "decoded", "encoded" or "auto": how the buffer holds examples.
+        decode, augment, collate, batch_length: arguments of EchoLoader.
+        settings: settings of the loader.
+        place: "decoded", "encoded" or "auto": the form of examples in the buffer.
 
     Raises:
-        ValueError: one can't be called, or never would be, or the buffer can't hold examples in that form.
+        ValueError: one is not callable or would never be called, or the buffer cannot hold this form.
     """
 
     decode: Callable[[Any], Any] | None
@@ -195,20 +191,20 @@ class Functions:
             given = getattr(self, name)
             refuse(
                 given is not None and not callable(given),
-                f"{name}={given!r:.80}: must be a function; a {type(given).__name__} is none",
+                f"{name}={given!r:.80}: must be a function, got {type(given).__name__}",
             )
         one_of("place", self.place, PLACES)
         size, whole = self.settings.batch_size, self.settings.batch_size is None
         for name in ("augment", "collate"):
             refuse(
                 whole and getattr(self, name) is not None,
-                f"{name} with batch_size=None: it is for examples, and the source's batches are whole; leave "
-                "it to their maker, or give a source of examples and a batch_size",
+                f"{name} with batch_size=None: {name} handles examples, but the source yields whole batches; "
+                f"{name} in the source, or pass a source of examples and a batch_size",
             )
         refuse(
             self.batch_length is not None and not whole,
-            f"batch_length with batch_size={size}: only whole batches of the source are measured; leave it "
-            "out, or give batch_size=None",
+            f"batch_length with batch_size={size}: batch_length measures whole batches of the source; leave "
+            "it out, or pass batch_size=None",
         )
         if self.place == "encoded":
             self._check_encoded()
@@ -217,31 +213,31 @@ class Functions:
         settings, encoded = self.settings, "place='encoded'"
         refuse(
             self.decode is None,
-            f"{encoded}: without decode= examples are buffered as they come; leave it out",
+            f"{encoded}: without decode= the buffer holds examples in the source's form; leave out place",
         )
         refuse(
             settings.batch_size is None,
-            f"{encoded} with batch_size=None: whole batches are not decoded here",
+            f"{encoded} with batch_size=None: the buffer holds no examples; leave out place",
         )
         pair, otherwise = "", "echo='example_before_augmentation'"
         if not settings.variant.augments_before:
-            pair, otherwise = " and augment=(once, each_time)", "one augment that does both"
+            pair, otherwise = " and augment=(once, each_time)", "a single augment"
         refuse(
             self._augments_before_buffer,
-            f"{encoded} with echo={settings.echo!r}{pair}: what is echoed there is decoded; choose "
+            f"{encoded} with echo={settings.echo!r}{pair}: that echo repeats decoded examples; use "
             f"place='decoded' or {otherwise}",
         )
 
     @property
     def _augments_before_buffer(self) -> bool:
-        """Whether what enters the shuffle buffer has been augmented, or is a pair's first part."""
+        """Whether an augmentation, or the first of a pair, runs before the shuffle buffer."""
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
     def choose_place(self, peek: Callable[[], Any] | None) -> str:
-        """``auto`` resolved: whether the buffer holds examples decoded or as they are stored.
+        """Resolve ``auto`` to "decoded" or "encoded".
 
-        ``peek`` gives the source's first example as it is stored; None where it can only be iterated.
+        ``peek`` returns the first example of the source, encoded; None for an iterable.
         """
         settings = self.settings
         if self.place != "auto":
@@ -253,14 +249,14 @@ class Functions:
         return "decoded" if self._fits_decoded(peek) else "encoded"
 
     def _fits_decoded(self, peek: Callable[[], Any] | None) -> bool:
-        """Whether so many like the first would leave half of the free memory; unknown of a stream."""
+        """Whether a buffer of decoded examples fits into half of the free memory; True if unknown."""
         free = free_bytes()
         if free is None or peek is None:
             return True
         assert self.decode is not None
         try:
             first = self.decode(peek())
-        except Exception:  # a bad one, or a broken transfer: reading will tell
+        except Exception:  # reading will report it
             return True
         return self.settings.shuffle_buffer * num_bytes(first) <= free / 2
 
@@ -271,16 +267,16 @@ class Functions:
         return all(part is None or says_thread_safe(part) for part in (self.decode, *parts))
 
     def around_the_buffer(self, place: str, origin: Origin) -> tuple[Preparation, Augment | None]:
-        """What happens to examples before the buffer, and what augments after it, decoding if nothing has."""
+        """Return the preparation before the buffer and the augmentation after it, which may decode first."""
         settings = self.settings
         parts = augmentations(self.augment, settings.seed, origin)
-        # Of (once, each_time) the first is done with before repeats of examples are made.
+        # ``once`` of (once, each_time) runs before the echo.
         cut = len(parts) if settings.variant.augments_before else len(parts) - 1
         cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
         before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
         if self.decode is None or place == "decoded":
             return Preparation(self.decode, before), after
-        # What is found bad after the buffer can't be skipped any more.
+        # The loader can skip a bad example only before the buffer.
         tried = Tried(self.decode) if settings.max_bad_examples else None
         for_augment = getattr(self.decode, "for_augment", None)
         first = self.augment[0] if isinstance(self.augment, tuple) else self.augment

@@ -1,6 +1,6 @@
-"""From fresh examples to batches: shuffle > [augment >] batch [> echo > shuffle batches].
+"""Make batches: shuffle > [augment >] batch [> echo > shuffle batches].
 
-Whole batches are examples of a batch size of one.
+A whole batch of the source is treated as one example of batch size 1.
 """
 
 import threading
@@ -16,55 +16,54 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, default_convert
 
 from adaecho.echo.batch.augment import Origin, arguments_of, says_thread_safe, span
-from adaecho.echo.memory import tree
-from adaecho.echo.memory.budget import check_memory
-from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, singles_of
-from adaecho.echo.memory.tree import Columns, duplicate, num_bytes
+from adaecho.echo.memory import pytree
+from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, check_memory, singles_of
+from adaecho.echo.memory.pytree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stage import Fresh, Outputs, Stage
-from adaecho.echo.order.stream import Stream
-from adaecho.echo.state import Position
+from adaecho.echo.order.stage import EchoStage, FreshBlock, Outputs
+from adaecho.echo.order.stream import Cursor, Stream
+from adaecho.echo.state import LoaderCursor
 
-_COLLATE_SEED = 3  # beside the seeds of examples, of batches and of datasets
+_COLLATE_SEED = 3  # added to the seed
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch and where the consumer is once it has been taken.
+    """A batch and the cursor of the consumer after it.
 
     Attributes:
-        content: what the consumer gets.
-        position: just after it.
-        length: examples in it, where it came whole.
+        content: the batch that the consumer receives.
+        position: the cursor after it.
+        length: number of examples in a whole batch.
     """
 
     content: Any
-    position: Position
+    position: LoaderCursor
     length: int = 0
 
 
-class Collating:
-    """Makes batches by a function of the user's, in any thread.
+class Collator:
+    """Collate examples with the user's function, in any thread.
 
-    It is called by one thread at a time unless it says ``thread_safe = True``: one around a Hugging Face
-    tokenizer keeps the length that it was asked for last. Beside the step it must not draw from the global
-    generators; one of two arguments gets a NumPy generator keyed to the batch.
+    One thread at a time calls the function, unless it declares ``thread_safe = True``: e.g. a Hugging Face
+    tokenizer stores the length of its last call. The function must not draw from the global generators,
+    which the training step may use. A function of two arguments receives a generator keyed to the batch.
 
     Args:
-        collate: a list of examples to a batch; None for the default.
-        seed: of what it draws.
-        origin: what to call the example of a serial in a message.
+        collate: turns a list of examples into a batch; None for the default.
+        seed: seed of the keyed generator.
+        origin: names the example of a serial in messages.
     """
 
     def __init__(self, collate: Callable[..., Any] | None, seed: int, origin: Origin) -> None:
         self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
-        self._collate: Callable[..., Any] = tree.collate if collate is None else collate
+        self._collate: Callable[..., Any] = pytree.collate if collate is None else collate
         safe = collate in (None, default_collate, default_convert) or says_thread_safe(collate)
         self._turn: Any = nullcontext() if safe else threading.Lock()
         self._takes_rng = collate is not None and arguments_of(collate, "collate")[1] == 2
 
     def batch(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """The batch of these examples."""
+        """Return the batch of these examples."""
         rng = []
         if self._takes_rng:
             rng.append(keyed.generator(keyed.item_keys(self._seed, items[:1])[0]))
@@ -76,10 +75,10 @@ class Collating:
             raise
 
     def _named(self, items: keyed.Items, examples: list[Any]) -> str:
-        """The one that can't be collated, or two that don't go together, else the first and the last."""
+        """Name the example that cannot be collated, or two that differ, else the first and the last."""
         for index in range(len(examples) if self.is_default else 0):
             try:
-                tree.collate([examples[0], examples[index]])
+                pytree.collate([examples[0], examples[index]])
             except Exception:
                 first, other = span(items[:1], self._origin), span(items[index : index + 1], self._origin)
                 return f"{first} and {other}, which differ" if index else first
@@ -87,35 +86,35 @@ class Collating:
 
 
 @dataclass(frozen=True)
-class Making:
-    """How batches are made of examples that have left the buffer.
+class BatchBuilder:
+    """Builds batches of examples that have left the buffer.
 
     Attributes:
         batch_size: examples per batch.
-        augment: for (items, examples); None where it came before the echo.
-        collating: of their examples.
-        move: takes a batch to its device.
-        length: examples in a whole batch; None where examples are read.
-        kept: the source keeps its batches and will give them again: they are copied for the consumer.
+        augment: function of (items, examples); None if augmentation comes before the echo.
+        collating: collates the examples.
+        move: moves a batch to its device.
+        length: number of examples in a whole batch; None if the source yields examples.
+        kept: the source yields the same batch objects again, so the consumer gets copies.
     """
 
     batch_size: int
     augment: Callable[[keyed.Items, Examples], Examples] | None
-    collating: Collating
+    collating: Collator
     move: Callable[[Any], Any]
     length: Callable[[Any], int] | None = None
     kept: bool = False
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Examples that have left the buffer, augmented."""
+        """Augment examples that have left the buffer."""
         return examples if self.augment is None or not len(items) else self.augment(items, examples)
 
     def examples_in(self, batches: Examples) -> int:
-        """How many examples the one whole batch among these holds; 0 where these are no whole batches."""
+        """Number of examples in the single whole batch; 0 if these are examples."""
         return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
-        """One batch of its examples."""
+        """Make one batch of its examples."""
         if self.length is not None:
             assert not isinstance(examples, Columns)
             return self.move(duplicate(examples[0]) if self.kept else examples[0])
@@ -125,24 +124,24 @@ class Making:
 
 
 class Batches:
-    """Batches of what leaves a stage.
+    """Batches of the outputs of a stage.
 
     Args:
         stage: repeats and shuffles examples; a factor of 1 only shuffles.
-        pool: where its examples lie.
-        making: of batches.
-        position: where the stage stands.
-        group: gives how many batches are made at once, as slices of one stack; more than 1 spares most of
-            the interpreter's work where examples are small arrays.
-        drop_last: leave out a short batch at the end of a pass.
+        pool: holds the examples.
+        making: builds the batches.
+        position: cursor at the start.
+        group: returns the number of batches to make at once, as slices of one stack. More than 1 saves most
+            of the interpreter's work for small arrays.
+        drop_last: drop a short batch at the end of an epoch.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        stage: EchoStage,
         pool: ExamplePool | ResidentPool,
-        making: Making,
-        position: Position,
+        making: BatchBuilder,
+        position: LoaderCursor,
         *,
         group: Callable[[], int] = lambda: 1,
         drop_last: bool = False,
@@ -151,7 +150,7 @@ class Batches:
         self._position, self._group, self._drop_last = position, group, drop_last
 
     def claim(self) -> tuple[Outputs, Any] | None:
-        """The examples of the next batches, and which use each is; None at the end of the pass."""
+        """Claim the examples of the next batches; None at the end of the iteration."""
         outputs = self._stage.take(self._group() * self.making.batch_size)
         return (outputs, self._pool.take(outputs.rows, outputs.items)) if len(outputs) else None
 
@@ -169,48 +168,47 @@ class Batches:
             index = outputs.next_index(end)
             position = before._replace(
                 fresh_examples=index - before.skipped, next_index=index, examples=outputs.cursor(end),
-                oldest=outputs.oldest,
             )  # fmt: skip
             batches.append(Batch(self.making.batch(items[start:end], part), position, length))
         return batches
 
     def remade(self, items: keyed.Items, taken: Examples) -> Batch:
-        """A batch of which a repeat was still to leave, made a second time."""
+        """Make a batch again that still has repeats."""
         examples = self.making.augmented(items, taken)
         length = self.making.examples_in(examples)
         return Batch(self.making.batch(items, examples), self._position, length)
 
 
 class EchoedBatches:
-    """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3).
+    """Repeat whole batches: ... > batch > echo [> shuffle batches] (paper, section 3).
 
-    The stage of ``order.stage`` with batches in its pool, which is this.
+    This is an ``order.stage.EchoStage`` of batches, with this object as its pool.
 
     Args:
-        fresh: the next batch of the stage before; None at the end of the pass.
-        stream: of the batches.
-        position: where the pass is taken up.
-        held: batches of which a repeat is still to leave there, by number.
+        fresh: returns the next fresh batch; None at the end of the iteration.
+        stream: stream of the batches.
+        position: cursor at the start.
+        held: batches that still have repeats there, by number.
     """
 
     def __init__(
         self,
         fresh: Callable[[], Batch | None],
         stream: Stream,
-        position: Position,
+        position: LoaderCursor,
         held: dict[int, Batch],
     ) -> None:
         self._fresh, self._stream, self._pool = fresh, stream, held
-        self._stage = Stage(self._next_fresh, self, stream, block=1)
-        self._upstream = position  # of the stages before this one
-        self._oldest = deque([(position.next_number, position.oldest)])  # of the examples, by batch held
+        self._stage = EchoStage(self._next_fresh, self, stream, block=1)
+        self._outputs: deque[tuple[int, Cursor]] = deque()  # items and the cursor after each
+        self._upstream = position  # the cursor of the stages before
         contents = stream.contents(position.batches)
         self._stage.resume(position.batches, position.next_number, contents, stream.numbers)
-        self._left = Counter(stream.numbers(contents.items).tolist())  # repeats of each in the pool
+        self._left = Counter(stream.numbers(contents.items).tolist())  # remaining repeats of each batch
         self._held, self.busy_s = position.held_examples, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One batch, which will leave so many times; the row of it is its number."""
+        """Insert one batch with its number of repeats; its number serves as row."""
         (batch,), number = batches, self._stage.next_index - 1
         if not self._pool and self._stream.size:
             check_memory(self._stream.size * num_bytes(batch.content), "batch_shuffle_buffer")
@@ -219,46 +217,39 @@ class EchoedBatches:
         return np.array([number], dtype=np.int64)
 
     def next(self) -> Batch | None:
-        """The next repeat; None at the end of the pass."""
-        output = self._stage.take(1)
-        if not len(output):
-            # Where a pass is taken up while the buffer drains, nobody has met its end again, nor read the
-            # remainder before it that drop_last leaves out.
+        """Return the next repeat; None at the end of the iteration."""
+        if not self._outputs:
+            self._outputs.extend(self._stage.take_repeats())
+        if not self._outputs:
+            # After a resume while the buffer drains, upstream has not yet read the remainder that drop_last
+            # drops, nor met the end.
             self._fresh()
             return None
         start = time.perf_counter()
-        item, cursor = int(output.items[0]), self._stage.cursor
+        item, cursor = self._outputs.popleft()
         content = self._used(self._stream.number(item))
         position = self._upstream._replace(
             next_number=self._stage.next_index if cursor.drained else self._stream.number(cursor.last) + 1,
-            batches=cursor, oldest=self._oldest_needed(), held_examples=self._held,
+            batches=cursor, held_examples=self._held,
         )  # fmt: skip
         self.busy_s += time.perf_counter() - start
         return Batch(content, position)
 
     def _used(self, number: int) -> Any:
-        """The content of one repeat, which shares no memory with later ones."""
+        """Return the content of one repeat, which shares no memory with later ones."""
         self._left[number] -= 1
         if self._left[number]:
-            # The original stays for later repeats: writing into this one must not change them.
+            # Copy: a write into this repeat must not change later ones.
             return duplicate(self._pool[number].content)
         del self._left[number]
         batch = self._pool.pop(number)
         self._held -= batch.length
         return batch.content
 
-    def _oldest_needed(self) -> int:
-        """An item of the examples no later than any that the batches held are made of."""
-        oldest = self._stream.number(self._stage.oldest)
-        while len(self._oldest) > 1 and self._oldest[1][0] <= oldest:
-            self._oldest.popleft()
-        return self._oldest[0][1]
-
-    def _next_fresh(self, count: int) -> Fresh | None:  # noqa: ARG002 (one at a time)
+    def _next_fresh(self, count: int) -> FreshBlock | None:  # noqa: ARG002 (one at a time)
         batch = self._fresh()
         if batch is None:
             return None
         number, self._upstream = self._stage.next_index, batch.position
-        self._oldest.append((number, batch.position.oldest))
         serials = np.array([self._stream.item_of(number) >> keyed.ECHO_BITS], dtype=np.int64)  # [1]
-        return Fresh(serials, [batch], number + 1)
+        return FreshBlock(serials, [batch], number + 1)

@@ -1,1 +1,1 @@
-"""How examples lie in memory: trees as columns, pools behind a buffer, memory used again, and what fits."""
+"""Stacks and pools of examples."""

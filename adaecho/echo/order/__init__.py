@@ -1,1 +1,1 @@
-"""What comes next: keyed draws, permutations, factors, shuffle buffers. No data and no threads."""
+"""The order of examples: random numbers, permutations and the stream."""

@@ -1,7 +1,7 @@
-"""Randomness as a function of (seed, fresh serial, echo index, purpose), never of call order.
+"""Counter-based random numbers: functions of (seed, fresh serial, echo index, purpose), never of call order.
 
-A counter-based generator: every draw is a hash of what it is for, so results are the same for any number
-of workers and after any resume. The hash is the finaliser of SplitMix64
+Each number is a hash of its key, so results are the same for any number of workers and after any resume. The
+hash is the finaliser of SplitMix64
 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), which is vectorised
 over NumPy arrays of keys.
 
@@ -26,7 +26,7 @@ NO_ITEMS: Items = np.empty(0, dtype=np.int64)
 
 ECHO_BITS = 16
 
-# Purposes from here on are an echo stage's own, out of the way of those an augmentation numbers from 0.
+# Purposes of the echo stages start here. Augmentations number theirs from 0.
 STAGE_PURPOSES = 1 << 20
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -65,10 +65,10 @@ def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each number once, rising.
+    """Return the distinct numbers, ascending.
 
-    Sorted here: ``np.unique`` of NumPy 2.4 hashes whole numbers, which takes far longer for a million, and
-    imports ``numpy.ma`` when first called, in which an interrupt would fall in the middle of a block.
+    ``np.unique`` of NumPy 2.4 hashes integers, which takes far longer for a million. It also imports
+    ``numpy.ma`` at its first call, where an interrupt could fall into the middle of a block.
     """
     rising: NDArray[np.int64] = np.sort(numbers)
     new = np.ones(len(rising), dtype=bool)  # [numbers]: it differs from the one before
@@ -77,7 +77,7 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """The key of each item under a seed.
+    """Return the key of each item under a seed.
 
     Args:
         seed: any integer; its lowest 64 bits count.
@@ -93,7 +93,7 @@ def item_keys(seed: int, items: Items) -> Keys:
 
 
 def bits(keys: Keys, purpose: int) -> Keys:
-    """64 random bits per key; another purpose gives independent ones.
+    """Return 64 random bits per key; different purposes give independent bits.
 
     Args:
         keys: shape [n].
@@ -104,12 +104,12 @@ def bits(keys: Keys, purpose: int) -> Keys:
 
 
 def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
-    """One number in [0, 1) per key, with 53 random bits."""
+    """Return one number in [0, 1) per key, with 53 random bits."""
     return _scaled(keys, purpose, 1)
 
 
 def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
-    """One integer in [low, high) per key; the bias is below (high - low) * 2**-53."""
+    """Return one integer in [low, high) per key; the bias is below (high - low) * 2**-53."""
     if high <= low:
         raise ValueError(f"integers: no integer lies in [{low}, {high})")
     drawn: NDArray[np.int64] = _scaled(keys, purpose, high - low).astype(np.int64)
@@ -117,7 +117,7 @@ def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]
 
 
 def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
-    """One number in [0, size) per key. To multiply by a power of two is exact: one rounding, not two."""
+    """Return one number in [0, size) per key, with one rounding: a product with a power of two is exact."""
     drawn = bits(keys, purpose)  # [n]
     drawn >>= np.uint64(11)
     scaled: NDArray[np.float64] = drawn.astype(np.float64)  # [n]
@@ -126,10 +126,9 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
 
 
 class _Seed(ISpawnableSeedSequence):
-    """The key of a Philox generator, handed to it as its seed.
+    """The key of a Philox generator, in the form of a seed sequence.
 
-    Given as ``key=``, NumPy first gathers entropy for the key to replace: most of the time that a generator
-    takes to make, and what ``spawn`` would draw from.
+    With ``key=`` NumPy would first gather entropy: this takes most of the time, and ``spawn`` would use it.
     """
 
     def __init__(self, key: int) -> None:
@@ -140,19 +139,19 @@ class _Seed(ISpawnableSeedSequence):
         return np.array([self._key, 0], dtype=np.uint64)
 
     def spawn(self, n_children: int) -> list[Any]:
-        """Seeds of independent generators, others at each call."""
+        """Return seeds of independent generators, new ones at each call."""
         self._parent = self._parent or np.random.SeedSequence(self._key)
         return self._parent.spawn(n_children)
 
 
 def generator(key: Any) -> np.random.Generator:
-    """A NumPy generator for one key, for code that wants to draw at will."""
+    """Return a NumPy generator for one key."""
     seed: Any = _Seed(int(key))
     return np.random.Generator(np.random.Philox(seed))
 
 
 def seed_globally(key: int, of_torch: int) -> None:
-    """Seed the global generators of ``random`` and NumPy by a key, and torch's, whose seeds have 63 bits."""
+    """Seed the global generators of ``random``, NumPy and torch; torch's seeds have 63 bits."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(of_torch)
@@ -160,7 +159,7 @@ def seed_globally(key: int, of_torch: int) -> None:
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Give the global generators of ``random``, NumPy and torch back as they were."""
+    """Restore the global generators of ``random``, NumPy and torch on exit."""
     states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     try:
         yield

@@ -14,34 +14,31 @@ from adaecho.echo.order import keyed
 
 Rows = NDArray[np.int64]
 
-# From so many rows on a permutation is computed row by row. Below it is drawn as an array for each pass: that
-# keeps the orders of recorded runs, and there it costs little (benchmarks/permutation_length.json).
+# A permutation of at least this many rows is computed row by row. A shorter one is an array for each pass:
+# this preserves the orders of recorded runs and costs little (benchmarks/permutation_length.json).
 LEAST_COMPUTED = 1 << 22
 BLOCK = 4096  # rows computed at once
-RUN = 16  # neighbours that come together of shards read side by side: one request of indexed shards
 _ROUNDS = 6  # a Feistel network of 4 is a pseudorandom permutation already (Luby and Rackoff, 1988)
 _ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # the purpose of the first round's key, after those of the buffers
-_SIDE_BY_SIDE = _ROUND_KEYS + _ROUNDS
 
 
 class Permutation:
-    """Rows of a source of fixed length by serial: the passes follow one another without a seam.
+    """Maps serials to rows of a source of fixed length; passes follow one another.
 
     Args:
         length: examples in the source.
-        order: "permutation" takes a new one for every pass from (seed, pass); "shards" permutes the shards
-            and reads some side by side, each through; "stored" keeps the source's.
-        seed: of the permutations.
+        order: "permutation" (a new one for every pass, from (seed, pass)), "shards" (permutes the shards and
+            reads each in order) or "stored".
+        seed: seed of the permutations.
         shard_lengths: examples of each shard, for "shards".
-        open_shards: that are read side by side.
-        passes: of each iteration; None where they follow one another without end.
-        world: ranks that share out an iteration evenly: where that leaves a remainder, its first examples
-            come again at its end until every rank has as many.
-        drop_last: leave the remainder out instead.
+        passes: passes of each iteration; None if endless.
+        world: number of ranks. If an iteration does not divide evenly, its first examples are repeated at the
+            end until all ranks have equally many.
+        drop_last: drop the remainder instead.
 
     Attributes:
-        iteration_length: serials of one iteration, of all ranks; 0 where there is no end.
-        method: of permuting, which a state names: "drawn" as an array, or "computed" row by row.
+        iteration_length: serials of one iteration over all ranks; 0 if endless.
+        method: "drawn" as an array, or "computed" row by row; part of a state.
     """
 
     def __init__(
@@ -50,7 +47,6 @@ class Permutation:
         order: str,
         seed: int,
         shard_lengths: Rows | None = None,
-        open_shards: int = 1,
         *,
         passes: int | None = None,
         world: int = 1,
@@ -62,21 +58,20 @@ class Permutation:
         self.length = length
         self._lengths = None if shard_lengths is None else np.asarray(shard_lengths, dtype=np.int64)
         self._order, self._seed = order, seed
-        self._side_by_side = 1 if self._lengths is None else max(min(open_shards, len(self._lengths)), 1)
         self.method = "computed" if order == "permutation" and length >= LEAST_COMPUTED else "drawn"
         self._dtype = np.uint32 if length <= 1 << 32 else np.int64
         self._kept: dict[int, NDArray[Any]] = {}
         self._block: tuple[int, int, Rows] = (0, 1, np.empty(0, dtype=np.int64))  # of serials: see _in_block
 
     def rows(self, serials: NDArray[np.int64]) -> Rows:
-        """The row of each serial, int64 [n]; several threads may ask at once."""
+        """Return the row of each serial, int64 [n]; thread-safe."""
         return self._in_block(serials) if self.method == "computed" else self._of_serials(serials)
 
     def _in_block(self, serials: NDArray[np.int64]) -> Rows:
-        """Rows from a block of those to come: a call of NumPy costs as much for a few of them as for many.
+        """Return rows from a cached block: a call of NumPy costs as much for a few rows as for many.
 
-        One rank's serials are first, first + step, first + 2 step, ...; what is asked for otherwise, as by a
-        resume, is computed alone.
+        The serials of a rank are first, first + step, first + 2 step, ... Others, e.g. in a resume, are
+        computed directly.
         """
         if not 1 < len(serials) <= BLOCK:
             return self._of_serials(serials)
@@ -87,18 +82,18 @@ class Permutation:
             if step < 1 or (np.diff(serials) != step).any():
                 return self._of_serials(serials)
             rows = self._of_serials(first + step * np.arange(BLOCK, dtype=np.int64))
-            self._block = first, step, rows  # at once: what an interrupt leaves is whole
+            self._block = first, step, rows  # one statement, so that an interrupt cannot split it
             indices = np.arange(len(serials))
         return rows[indices]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Of what the order of a serial's pass hangs on besides seed, pass and length; 0 if on nothing."""
+        """Return a digest of further inputs to the order of a serial's pass; 0 for none."""
         if self._order != "shards":
             return 0
-        return zlib.crc32(np.append(self._lengths, self._side_by_side).tobytes())  # type: ignore[arg-type]
+        return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
 
     def _placed(self, serials: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """The pass of each serial, and its position there."""
+        """Return the pass of each serial, and its position there."""
         if self.iteration_length != self._stored:
             iterations, positions = np.divmod(serials, self.iteration_length)
             serials = iterations * self._stored + positions % self._stored
@@ -117,13 +112,11 @@ class Permutation:
         return rows
 
     def _of_pass(self, number: int, positions: Rows) -> Rows:
-        """The row at each position of one pass."""
+        """Return the row at each position of one pass."""
         if self.method == "computed":
             return permuted(positions, self.length, self._seed, number)
         if self._order != "shards":
             return self._pass(number)[positions].astype(np.int64)
-        if self._side_by_side > 1:
-            positions = interleaved(positions, self.length, self._side_by_side, self._seed, number)
         ends, shifts = self._pass(number)
         rows: Rows = positions + shifts[np.searchsorted(ends, positions, side="right")]
         return rows
@@ -152,18 +145,18 @@ def _bits_of(seed: int, number: int) -> np.random.Philox:
 
 
 def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
-    """The row at each position of one pass: a bijection of [0, ``length``), computed in place of drawn.
+    """Return the row at each position of one pass: a computed bijection of [0, ``length``).
 
     A Feistel network on pairs (left, right) of [0, a) x [0, b), a b >= length, whose rounds add a keyed hash
-    of one side to the other modulo its size, walked on from what falls beyond the length until it lies within
+    of one side to the other modulo its size. Results beyond the length are mapped again until they lie within
     (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: generalized Feistel and
-    cycle-walking). a b is below length + a, so that few walk on. A pass differs from the next by its keys.
+    cycle-walking). a b is below length + a, so few are mapped again. Each pass has its own keys.
 
     Args:
         positions: int64 [n], each in [0, length).
         length: rows, >= 1.
         seed: any integer.
-        number: of the pass.
+        number: number of the pass.
 
     Returns:
         Rows, int64 [n].
@@ -189,78 +182,47 @@ def _network(values: Rows, keys: list[keyed.Keys], sizes: tuple[int, int]) -> Ro
     return left * other + right
 
 
-def interleaved(positions: Rows, length: int, places: int, seed: int, number: int) -> Rows:
-    """Where each position of a pass lies in the pass that reads the shards one after another.
-
-    That pass is cut into ``places`` stretches of equal length, which are read side by side, ``RUN`` examples
-    of each at a time (of the last round fewer), in an order of the stretches that is turned by a keyed draw
-    in each round. So eight shards of equal length all come within the first 128 examples, and to the end.
-    What is left over, fewer than ``places`` examples, comes last. A bijection of [0, ``length``), computed
-    position by position.
-
-    Args:
-        positions: int64 [n], each in [0, length).
-        length: examples of a pass.
-        places: that are read at once, >= 1; 1 changes nothing.
-        seed, number: any integer, and of the pass: they key the draws.
-
-    Returns:
-        Positions, int64 [n].
-    """
-    size = length // places  # of a stretch
-    rounds, within = np.divmod(positions, RUN * places)  # [n] each
-    run = np.where(rounds < size // RUN, RUN, max(size % RUN, 1))
-    key = keyed.bits(
-        keyed.item_keys(seed, np.array([number << keyed.ECHO_BITS], dtype=np.int64)), _SIDE_BY_SIDE
-    )
-    first = keyed.integers(rounds.astype(np.uint64) + key, 0, 0, places)  # [n], the stretch that begins
-    stretch = (first + within // run) % places
-    return np.where(positions < size * places, stretch * size + rounds * RUN + within % run, positions)
-
-
 def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
-    """The seeds of a sampler's draws in a pass and of those of its rows as they are read, below 2**63."""
+    """Return the seeds of the sampler and of the dataset in a pass, below 2**63."""
     drawn = _bits_of(seed, number).random_raw(2)
     return int(drawn[0]) >> 1, int(drawn[1]) >> 1
 
 
 class SampledOrder(Permutation):
-    """What a sampler gives in each pass, drawn at once and as a function of (seed, pass).
+    """The rows of a sampler in each pass, as a function of (seed, pass).
 
-    A sampler with a ``generator``, as torch's random ones have, gets one keyed to (seed, pass) to
-    draw from; ``set_epoch(pass)`` is called before where it exists. All ranks draw the same rows and share
-    them out.
+    A sampler with a ``generator``, like torch's, gets one keyed to (seed, pass). Before each pass
+    ``set_epoch(pass)`` is called if it exists. All ranks draw the same rows and shard them.
 
     Args:
         sampler: an iterable of rows with a length.
-        rows: of the source.
-        seed, passes, world, drop_last: as of the permutation.
+        rows: number of rows of the source.
+        seed, passes, world, drop_last: as in ``Permutation``.
 
     Raises:
-        ValueError: it is empty, gives what is no row, or draws another order when it is asked for the same
-            pass again.
+        ValueError: the sampler is empty, yields invalid rows, or yields two orders for one pass.
     """
 
     def __init__(
         self, sampler: Any, rows: int, seed: int, *, passes: int | None, world: int, drop_last: bool
     ) -> None:
         if not len(sampler):
-            raise ValueError(f"sampler={type(sampler).__name__}: it gives no rows (length 0)")
+            raise ValueError(f"sampler={type(sampler).__name__}: the sampler yields no rows (length 0)")
         super().__init__(len(sampler), "sampler", seed, passes=passes, world=world, drop_last=drop_last)
         self._sampler, self._num_rows = sampler, rows
-        self._marked: tuple[Any, int] = None, 0  # rows of a pass, and their mark
-        self._lock = threading.Lock()  # a sampler draws for one thread at a time
+        self._marked: tuple[Any, int] = None, 0  # rows of a pass, and their digest
+        self._lock = threading.Lock()  # one thread at a time draws from a sampler
         asks_generator = hasattr(sampler, "generator") and type(sampler).__module__.startswith("torch.")
         if not asks_generator and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
-                f"sampler={type(sampler).__name__}: it drew two orders for one pass, and no resume could be "
-                "exact; let it draw from a torch.Generator in its attribute `generator`, or from what "
-                "set_epoch(pass) told"
+                f"sampler={type(sampler).__name__}: the sampler drew two orders for one pass, so no resume "
+                "could be exact; use a torch.Generator in its attribute `generator`, or seed it by "
+                "set_epoch(epoch)"
             )
 
     def mark(self, serial: int) -> int:
         rows = self._pass(int(self._placed(np.array([serial]))[0][0]))
-        if self._marked[0] is not rows:  # may be 10**8 rows, and asked for at each checkpoint
+        if self._marked[0] is not rows:  # cached: a pass may have 10**8 rows
             self._marked = rows, zlib.crc32(np.ascontiguousarray(rows).data)
         return self._marked[1]
 
@@ -288,12 +250,16 @@ class SampledOrder(Permutation):
             rows = np.fromiter(map(operator.index, self._sampler), dtype=np.int64)
         except TypeError as error:
             raise ValueError(
-                f"sampler={name}: it must give rows, one whole number after another ({error}); of a "
-                "BatchSampler give its sampler, batch_size= and drop_last="
+                f"sampler={name}: the sampler must yield rows, each an integer ({error}); for a "
+                "BatchSampler pass its sampler, batch_size= and drop_last="
             ) from error
         if len(rows) != self.length:
-            raise ValueError(f"sampler={name}: it gave {len(rows)} rows, and its length is {self.length}")
+            raise ValueError(
+                f"sampler={name}: the sampler yielded {len(rows)} rows, but its length is {self.length}"
+            )
         wrong = rows[(rows < 0) | (rows >= self._num_rows)]
         if len(wrong):
-            raise ValueError(f"sampler={name}: it gave row {wrong[0]} of a source with {self._num_rows} rows")
+            raise ValueError(
+                f"sampler={name}: the sampler yielded row {wrong[0]} for a source with {self._num_rows} rows"
+            )
         return rows

@@ -1,4 +1,4 @@
-"""The stream while it goes on: the next outputs from the ones before, with the row of each in a pool."""
+"""The running stream: each output follows from the ones before, with its row in a pool."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ RowsOf = Callable[[keyed.Items], Rows]
 
 
 @dataclass(frozen=True)
-class Bad:
-    """What could not be read or decoded.
+class BadExample:
+    """An example that could not be read or decoded.
 
     Attributes:
         index: its local number.
-        origin: what to call it in a message.
-        error: why; of a worker process one that can be sent.
-        reason: the error in words.
-        row: which example of the source it is, the same in every pass; None where that can't be told.
-        where: the text of its traceback, where the error itself has none any more.
+        origin: its name in messages.
+        error: the error; from a worker process, one that pickles.
+        reason: the error as text.
+        row: its row in the source, the same in every epoch; None if unknown.
+        where: text of the traceback, if the error comes from a worker process.
     """
 
     index: int
@@ -34,7 +34,7 @@ class Bad:
     where: str = ""
 
     def told(self, note: str) -> Exception:
-        """The error to be raised, with a note, and where it was."""
+        """Return the error with a note, and with its traceback from a worker process."""
         self.error.add_note(note)
         if self.where:
             self.error.add_note(f"in a worker of the loader:\n{self.where}")
@@ -42,29 +42,29 @@ class Bad:
 
 
 @dataclass
-class Fresh:
-    """A run of fresh examples (or batches), good ones only, and how far the upstream position has moved.
+class FreshBlock:
+    """A block of consecutive fresh examples (or batches), without the bad ones.
 
     Attributes:
-        serials: global serial numbers, rising, int64 [n].
-        examples: what the pool takes: a stack or list of n, or row numbers of a resident source.
-        next_index: local number of the first fresh example after these.
-        bad: the bad ones among them.
-        example_bytes: of one, where the examples themselves lie elsewhere.
+        serials: global serial numbers, ascending, int64 [n].
+        examples: input of the pool: a stack or list of n examples, or row numbers of a resident source.
+        next_index: local number of the next fresh example.
+        bad: the bad examples.
+        example_bytes: bytes of one example, if the examples lie in a worker process.
     """
 
     serials: NDArray[np.int64]
     examples: Any
     next_index: int
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadExample] = field(default_factory=list)
     example_bytes: int = 0
 
 
 class Pool(Protocol):
-    """Where the examples (or batches) behind items lie."""
+    """Holds the examples (or batches) of items."""
 
     def insert(self, examples: Any, repeats: NDArray[np.int64]) -> Rows:
-        """Put some in, each of which will leave so many times; the row of each."""
+        """Insert examples with their numbers of repeats; return their rows."""
 
 
 @dataclass
@@ -72,12 +72,11 @@ class Outputs:
     """Consecutive outputs of a stage.
 
     Attributes:
-        items, rows: which, and their rows in the pool; int64 [n].
+        items, rows: the items and their rows in the pool; int64 [n].
         before: the cursor before them.
-        entering: what entered for the first m of them, int64 [m]; the others drained.
-        end: local number of the first fresh example that the stage had not asked for.
-        world: ranks that share out serials.
-        oldest: an item no later than any that was held before them.
+        entering: the items that entered for the first m outputs, int64 [m]; the other outputs drained.
+        end: local number of the next fresh example of the stage.
+        world: number of ranks.
     """
 
     items: keyed.Items
@@ -86,13 +85,12 @@ class Outputs:
     entering: keyed.Items
     end: int
     world: int
-    oldest: int
 
     def __len__(self) -> int:
         return len(self.items)
 
     def cursor(self, count: int) -> Cursor:
-        """The cursor after so many of them."""
+        """Return the cursor after ``count`` outputs."""
         before, exchanged = self.before, len(self.entering)
         if count <= exchanged:
             return Cursor(before.entered + count, int(self.entering[count - 1]))
@@ -100,65 +98,61 @@ class Outputs:
         return Cursor(before.entered + exchanged, last, before.drained + count - exchanged)
 
     def next_index(self, count: int) -> int:
-        """Local number of the first fresh example not needed for so many of them."""
+        """Return the local number of the first fresh example that ``count`` outputs do not need."""
         if count > len(self.entering):
             return self.end
         return (int(self.entering[count - 1]) >> keyed.ECHO_BITS) // self.world + 1
 
 
-class Stage:
+class EchoStage:
     """Repeat, then shuffle.
 
-    Everything is decided on identities (``order.keyed``); the examples or batches themselves lie in a pool.
+    All decisions rest on identities (``order.keyed``); a pool holds the examples or batches.
 
     Args:
-        upstream: gives fresh examples in serial order, so many positions further or as many as it has at hand
-            (fewer examples where some were bad); None at the end of a pass.
-        pool: where they lie.
-        stream: which it follows.
-        rows: that the pool may have, 0 for no more than memory holds examples.
-        block: items that enter at once while the buffer fills, at most.
-        lookahead: fresh examples to ask for at once, at least; more than 1 only where reading is free.
+        upstream: returns a block of the next fresh examples in serial order, up to a given number; None at
+            the end of the iteration.
+        pool: holds the examples.
+        stream: the stream to follow.
+        block: largest number of items that enter at once while the buffer fills.
+        lookahead: smallest number of fresh examples to request; more than 1 only for arrays in memory.
 
     Attributes:
-        cursor: where it stands.
-        next_index: upstream position, which is ahead of what has entered the buffer.
-        oldest: an item no later than any that is held.
+        cursor: the cursor of the stream.
+        next_index: local number of the next fresh example, which is ahead of the buffer.
     """
 
     def __init__(
         self,
-        upstream: Callable[[int], Fresh | None],
+        upstream: Callable[[int], FreshBlock | None],
         pool: Pool,
         stream: Stream,
         *,
-        rows: int = 0,
         block: int = 1024,
         lookahead: int = 1,
     ) -> None:
         self.stream, self.cursor, self.next_index = stream, Cursor(), stream.begin
         self._upstream, self._pool = upstream, pool
-        self._buffer = ShuffleBuffer(stream.seed, stream.size, rows)
+        self._buffer = ShuffleBuffer(stream.seed, stream.size)
         self._block, self._lookahead = block, lookahead
-        # What is to enter next, rising, with rows and slots; int64 [n] each.
+        # Items that wait to enter, ascending, with rows and slots; int64 [n] each.
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
-        self.oldest, self._looked_at = 0, 0
 
     def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
         """Go to a cursor.
 
         Args:
-            cursor: where.
-            next_index: upstream position there.
-            contents: what is held there.
-            rows_of: the rows of items.
+            cursor: the cursor.
+            next_index: local number of the next fresh example there.
+            contents: contents of the buffer there.
+            rows_of: maps items to rows.
         """
         self._buffer.load(contents.buffer, rows_of(contents.buffer), draining=cursor.drained > 0)
         self.cursor, self.next_index = cursor, next_index
         self._wait(contents.pending, rows_of(contents.pending))
 
     def take(self, count: int) -> Outputs:
-        """The next ``count`` outputs; fewer only at the end of a pass, none after it."""
+        """Return the next ``count`` outputs; fewer only at the end of the iteration."""
         buffer = self._buffer
         while buffer.space and not buffer.draining:
             items, rows, _ = self._draw(min(buffer.space, self._block))
@@ -167,7 +161,7 @@ class Stage:
                 break
             buffer.fill(items, rows)
             self.cursor = Cursor(self.cursor.entered + len(items), int(items[-1]))
-        oldest, before = self._note_oldest(), self.cursor
+        before = self.cursor
         items = rows = entering = keyed.NO_ITEMS
         if not buffer.draining:
             entering, entering_rows, slots = self._draw(count)  # [m] each, m < count at the end of a pass
@@ -177,30 +171,43 @@ class Stage:
         if len(items) < count:
             drained, their_rows = buffer.drain(count - len(items))
             items, rows = np.concatenate([items, drained]), np.concatenate([rows, their_rows])  # [count]
-        outputs = Outputs(items, rows, before, entering, self.next_index, self.stream.world, oldest)
+        outputs = Outputs(items, rows, before, entering, self.next_index, self.stream.world)
         if len(items):
             self.cursor = outputs.cursor(len(items))
         return outputs
 
-    def _note_oldest(self) -> int:
-        """An item no later than any that is held; looked for so seldom that it costs little."""
-        if self.cursor.entered - self._looked_at >= max(self._buffer.size // 4, 1):
-            waiting = self.stream.item_of(self.next_index) if not len(self._items) else int(self._items[0])
-            self.oldest, self._looked_at = min(self._buffer.oldest, waiting), self.cursor.entered
-        return self.oldest
+    def take_repeats(self) -> list[tuple[int, Cursor]]:
+        """Take the next items, each with the cursor after it: all repeats of a fresh batch where possible.
+
+        Empty at the end of a pass. Without a buffer this skips the arrays of ``take``, which cost more than
+        copying a small batch.
+        """
+        buffer, fresh = self._buffer, None
+        if buffer.size or buffer.draining or len(self._items):
+            outputs = self.take(1)
+            return list(zip(outputs.items.tolist(), [self.cursor], strict=False))
+        self.stream.factor.settle(self.next_index)
+        while fresh is None or not len(fresh.serials):
+            fresh = self._upstream(1)
+            if fresh is None:
+                buffer.begin_drain()
+                return []
+            self.next_index = fresh.next_index
+        counts = self.stream.factor.counts(fresh.serials // self.stream.world)  # [1]
+        self._pool.insert(fresh.examples, counts)
+        first, entered = int(fresh.serials[0]) << keyed.ECHO_BITS, self.cursor.entered
+        self.cursor = Cursor(entered + int(counts[0]), first + int(counts[0]) - 1)
+        return [(first + n, Cursor(entered + n + 1, first + n)) for n in range(int(counts[0]))]
 
     def _draw(self, count: int) -> tuple[keyed.Items, Rows, NDArray[np.int64]]:
-        """The next ``count`` items of the echoed stream; fewer at its end, none after it."""
+        """Return the next ``count`` items of the echoed stream; fewer at its end."""
         self._gather(count)
         items, rows, slots = self._items, self._rows, self._slots
         self._items, self._rows, self._slots = items[count:], rows[count:], slots[count:]  # views, not copies
         return items[:count], rows[:count], slots[:count]
 
     def _gather(self, count: int) -> None:
-        """Have that many items wait to enter, if there are as many.
-
-        Where upstream raises, what has been gathered until then waits for the next call.
-        """
+        """Gather up to ``count`` items that wait to enter. If upstream raises, gathered items stay."""
         factor = self.stream.factor
         while len(self._items) < count:
             factor.settle(self.next_index)
@@ -219,7 +226,7 @@ class Stage:
                     self._wait(keyed.uses(fresh.serials, counts), np.repeat(rows, counts))
 
     def _wait(self, items: keyed.Items, rows: Rows) -> None:
-        """Let items wait to enter, behind those that do."""
+        """Append items to those that wait to enter."""
         slots = ShuffleBuffer.slots(self.stream.seed, self.stream.size, items)  # [items]
         if len(self._items):  # [those that wait, then these] of each
             items, rows = np.concatenate([self._items, items]), np.concatenate([self._rows, rows])

@@ -1,17 +1,18 @@
-"""The stream: what enters, is held, leaves and drains, as a function of seed and number.
+"""The stream as a function of seed and number: the items that enter, stay in, and leave the shuffle buffer.
 
 Paper, section 3: for the example echoing variants "we omitted the baseline's 'shuffle examples' buffer and
 inserted a shuffle buffer after the echoing stage with the same size as the baseline's buffer". Here the slot
-that an item takes in that buffer is a hash of the item. So
+of an item in that buffer is a hash of the item. Hence:
 
-1. what enters is every good example in serial order, each as often as the factor says;
-2. the item that leaves as another enters is the last one before it that took the same slot;
-3. hence what leaves, and what is held, follow from the seed and how many have entered, without any history
-   but the bad examples and the changes of the factor.
+1. Every good example enters in serial order, repeated by the factor.
+2. The item that leaves when another enters is the last earlier item with the same slot.
+3. Outputs and contents follow from the seed and the number of items that entered. The only history is the
+   bad examples and the changes of the factor.
 
-So a cursor is three numbers, and whatever else there is, buffers too, is a cache of what it tells.
+A cursor is three numbers. Buffers are caches that the loader can rebuild from it.
 """
 
+import math
 from bisect import bisect_left
 from typing import NamedTuple
 
@@ -19,21 +20,142 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.factor import Factor
 
-SLOT, DRAIN = keyed.STAGE_PURPOSES + 1, keyed.STAGE_PURPOSES + 2
-_LEAST_LOOK = 1 << 12  # fresh examples looked back over at once
+REPEATS, SLOT, DRAIN = keyed.STAGE_PURPOSES, keyed.STAGE_PURPOSES + 1, keyed.STAGE_PURPOSES + 2
+_EVERY_STEPS = 20
+_COUNTED = 1 << 16  # examples counted at once, whose arrays fit into the CPU cache
+_LEAST_CHANGE = 0.05  # relative; smaller changes are measurement noise
+_LEAST_LOOK = 1 << 12  # fresh examples searched at once, backwards
 
 Rows = NDArray[np.int64]
 
+History = list[tuple[int, float]]
+"""Local number of the first fresh example under each factor, and that factor."""
 
-class Cursor(NamedTuple):
-    """Where a stream stands, counted since its iteration began.
+
+def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+    """Return the number of repeats of each fresh example: floor or ceil of the factor, at random.
+
+    Paper, section 2: a non-integer factor is the expectation of random repeats, here per item.
+    """
+    whole = math.floor(factor)
+    counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
+    if factor > whole:
+        drawn = keyed.uniform(keyed.item_keys(seed, numbers << keyed.ECHO_BITS), REPEATS)  # [n]
+        counts += drawn < factor - whole
+    return counts
+
+
+class Factor:
+    """The echoing factor of a stage and its history, a part of the log.
+
+    Random numbers are keyed by local number, not by serial, so that ranks with equally many examples make
+    equally many items.
+
+    Args:
+        seed: seed of the repeats for a non-integer factor.
+        first: the factor until its first change.
 
     Attributes:
-        entered: items that have entered the buffer.
-        last: the last of them; -1 for none.
-        drained: outputs since the pass ended.
+        history: changes of the factor. Iteration only appends, so that any thread may read it.
+    """
+
+    def __init__(self, seed: int, first: float) -> None:
+        self.history: History = [(0, first)]
+        self._seed = seed
+        self._asked_for: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The factor of the next fresh example."""
+        return self.history[-1][1]
+
+    def counts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of repeats of each example; ``numbers`` are local, ascending, [n]."""
+        first, value = self.history[-1]
+        if not len(numbers) or numbers[0] >= first:
+            return repeats(self._seed, numbers, value)
+        counts = np.empty(len(numbers), dtype=np.int64)  # [n]
+        for first, value in self.history:
+            later = int(np.searchsorted(numbers, first))
+            counts[later:] = repeats(self._seed, numbers[later:], value)
+        return counts
+
+    def total(self, first: int, count: int) -> int:
+        """Return the total number of repeats of ``count`` fresh examples from a local number on."""
+        if first >= self.history[-1][0] and self.value == math.floor(self.value):
+            return count * int(self.value)
+        end = first + count
+        blocks = (np.arange(start, min(start + _COUNTED, end)) for start in range(first, end, _COUNTED))
+        return sum(int(self.counts(numbers).sum()) for numbers in blocks)
+
+    def fresh_needed(self, items: int, next_index: int) -> int:
+        """Return the smallest number of fresh examples from a local number on that make ``items`` items."""
+        most = math.ceil(items / math.floor(self.value))
+        if self.value == math.floor(self.value):
+            return most
+        numbers = next_index + np.arange(most, dtype=np.int64)  # [most]
+        return int(np.searchsorted(np.cumsum(self.counts(numbers)), items)) + 1
+
+    def change(self, value: float) -> None:
+        """Request another factor for later examples; any thread may call this."""
+        self._asked_for = value
+
+    def settle(self, next_index: int) -> None:
+        """Apply a requested factor from a local number on."""
+        if self._asked_for is not None:
+            value, self._asked_for = self._asked_for, None
+            self.history.append((next_index, value))
+
+    def begun(self, index: int) -> "Factor":
+        """Return the factor for an iteration from a local number on: the current one."""
+        begun, history = Factor(self._seed, self.value), self.history
+        if history[-1][0] > index:
+            history = [*(change for change in history if change[0] < index), (index, self.value)]
+        begun.go_back(history)
+        return begun
+
+    def before(self, index: int) -> History:
+        """Return the history up to a local number."""
+        return [change for change in self.history if change[0] <= index or change is self.history[0]]
+
+    def go_back(self, history: History) -> None:
+        """Restore an earlier history."""
+        self.history, self._asked_for = list(history), None
+
+
+class AutoFactor:
+    """``factor="auto"``: sets e = R, the largest whose repeats are free (paper, section 2, after equation 1).
+
+    Args:
+        max_factor: bound from above; from below it is 1.
+    """
+
+    def __init__(self, max_factor: float) -> None:
+        self._max_factor = max_factor
+        self._steps = 0
+
+    def due(self) -> bool:
+        """Count a step; return whether to update the factor."""
+        self._steps += 1
+        return not self._steps % _EVERY_STEPS
+
+    def follow(self, ratio: float | None, factor: Factor) -> None:
+        """Set the factor to the ratio, which is None until known."""
+        if ratio is None:
+            return
+        wanted = round(float(min(max(ratio, 1.0), self._max_factor)), 2)  # a Python float, for states
+        if abs(wanted - factor.value) > _LEAST_CHANGE * factor.value:
+            factor.change(wanted)
+
+
+class Cursor(NamedTuple):
+    """Cursor of a stream, counted from the start of its iteration.
+
+    Attributes:
+        entered: number of items that have entered the buffer.
+        last: the last of these items; -1 for none.
+        drained: number of outputs since the input ended.
     """
 
     entered: int = 0
@@ -41,7 +163,7 @@ class Cursor(NamedTuple):
     drained: int = 0
 
     def outputs(self, size: int) -> int:
-        """How many have left a buffer of so many slots."""
+        """Number of outputs of a buffer with ``size`` slots."""
         return max(0, self.entered - size) + self.drained
 
 
@@ -49,14 +171,14 @@ BEGINNING = Cursor()
 
 
 class Contents(NamedTuple):
-    """What a cursor holds: the buffer, by slot or as it drains, and the last example's repeats to come."""
+    """Contents at a cursor: the buffer, by slot or in drain order, and repeats that wait to enter."""
 
     buffer: keyed.Items = keyed.NO_ITEMS
     pending: keyed.Items = keyed.NO_ITEMS
 
     @property
     def items(self) -> keyed.Items:
-        """All of them, int64 [n]."""
+        """All items, int64 [n]."""
         return np.concatenate(self)
 
 
@@ -64,58 +186,48 @@ NOTHING = Contents()
 
 
 class ShuffleBuffer:
-    """A true one: for each item that enters, the one in a uniformly random slot leaves and it takes its slot.
+    """A shuffle buffer: each entering item replaces the item in a uniformly random slot, which leaves.
 
-    It fills before anything leaves; at the end of a pass it drains in random order.
+    It fills before any item leaves, and drains in random order at the end of an iteration.
 
     Args:
-        seed: of its draws.
-        size: slots; 0 passes everything on in order.
-        rows: that there may be, 0 for no more than memory holds examples.
+        seed: seed of the slots.
+        size: number of slots; 0 passes items on in order.
     """
 
-    def __init__(self, seed: int, size: int, rows: int = 0) -> None:
+    def __init__(self, seed: int, size: int) -> None:
         self.size = size
         self._seed = seed
         self._items = np.zeros(size, dtype=np.int64)  # [size], by slot
-        # [size], the row in the pool of each
-        self._rows = np.zeros(size, dtype=np.int32 if rows <= 1 << 31 else np.int64)
+        self._rows = np.zeros(size, dtype=np.int64)  # [size], the row of each in the pool
         self._filled = 0
         self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave
         self._drained = 0
 
     @staticmethod
     def slots(seed: int, size: int, items: keyed.Items) -> NDArray[np.int64]:
-        """The slot that each item will take, uniform, int64 [n]."""
+        """Return the slot of each item, uniform, int64 [n]."""
         if size <= 1:
             return np.zeros(len(items), dtype=np.int64)
         return keyed.integers(keyed.item_keys(seed, items), SLOT, 0, size)
 
     @staticmethod
     def drain_order(seed: int, items: keyed.Items) -> NDArray[np.int64]:
-        """The slots of what is held at the end of a pass, in the order in which they leave."""
+        """Return the slots in the order in which they drain."""
         return np.argsort(keyed.bits(keyed.item_keys(seed, items), DRAIN), kind="stable")
 
     @property
     def space(self) -> int:
-        """Slots that have not been filled yet."""
+        """Number of empty slots."""
         return self.size - self._filled
 
     @property
     def draining(self) -> bool:
-        """Whether the pass has ended and nothing enters any more."""
+        """Whether the input has ended."""
         return self._drain is not None
 
-    @property
-    def oldest(self) -> int:
-        """The oldest item held, or the largest number there is."""
-        held = (
-            self._items[: self._filled] if self._drain is None else self._items[self._drain[self._drained :]]
-        )
-        return int(held.min()) if len(held) else int(np.iinfo(np.int64).max)
-
     def fill(self, items: keyed.Items, rows: Rows) -> None:
-        """Store items, with their rows in the pool, in slots that are still empty."""
+        """Store items and their rows in empty slots."""
         end = self._filled + len(items)
         self._items[self._filled : end] = items
         self._rows[self._filled : end] = rows
@@ -124,16 +236,16 @@ class ShuffleBuffer:
     def swap(
         self, entering: keyed.Items, entering_rows: Rows, slots: NDArray[np.int64]
     ) -> tuple[keyed.Items, Rows]:
-        """Exchange each entering item, in turn, for the one in its slot; items and rows that leave, [n] each.
+        """Exchange each entering item for the one in its slot; return items and rows that leave, [n] each.
 
-        Several may draw one slot in a block: then each but the first pushes out its predecessor, and the
-        last stays. A stable sort by slot finds them (NumPy doesn't promise which of two writes wins).
+        If several items of a block share a slot, each pushes out the one before it, and the last stays. A
+        stable sort by slot finds them, because NumPy does not define which of two writes wins.
         """
         if not self.size or not len(entering):
             return entering, entering_rows
-        items = self._items[slots]  # [n], what leaves
-        rows = self._rows[slots].astype(np.int64)
-        # 16-bit keys are sorted by radix.
+        items = self._items[slots]  # [n], the items that leave
+        rows = self._rows[slots]
+        # NumPy sorts 16-bit keys by radix.
         order = np.argsort(slots.astype(np.uint16) if self.size <= 1 << 16 else slots, kind="stable")
         in_order = slots[order]  # [n], rising
         again = in_order[1:] == in_order[:-1]  # [n - 1]: the same slot as the one before
@@ -148,20 +260,20 @@ class ShuffleBuffer:
         return items, rows
 
     def begin_drain(self) -> None:
-        """Nothing enters any more: what is left leaves in random order."""
+        """Begin to drain in random order."""
         if self._drain is None:
             self._drain = self.drain_order(self._seed, self._items[: self._filled])
             self._drained = 0
 
     def drain(self, count: int) -> tuple[keyed.Items, Rows]:
-        """Up to ``count`` items, and their rows, of what is left."""
+        """Return up to ``count`` of the remaining items, and their rows."""
         assert self._drain is not None
         slots = self._drain[self._drained : self._drained + count]
         self._drained += len(slots)
-        return self._items[slots], self._rows[slots].astype(np.int64)
+        return self._items[slots], self._rows[slots]
 
     def load(self, items: keyed.Items, rows: Rows, *, draining: bool) -> None:
-        """Hold what it held at a cursor, by slot or in the order in which it drains, and nothing else."""
+        """Load the contents at a cursor, by slot or in drain order."""
         self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
         self._rows[: len(items)] = rows
@@ -172,12 +284,12 @@ class Stream:
     """The items of one iteration of one stage, of examples or of batches.
 
     Args:
-        seed: of its draws.
-        size: slots of the buffer; 0 passes everything on in order.
-        factor: how often each is repeated.
+        seed: seed of the buffer.
+        size: slots of the buffer; 0 passes items on in order.
+        factor: the echoing factor.
         rank, world: the serial of local number i is ``i * world + rank``.
-        begin: local number at which the iteration begins.
-        bad: local numbers that gave no example, rising; only appended to.
+        begin: first local number of the iteration.
+        bad: local numbers of bad examples, ascending.
     """
 
     def __init__(
@@ -187,19 +299,19 @@ class Stream:
         self.rank, self.world, self.begin, self.bad = rank, world, begin, bad
 
     def number(self, item: int) -> int:
-        """The local number of the fresh example of an item."""
+        """Return the local number of the fresh example of an item."""
         return (item >> keyed.ECHO_BITS) // self.world
 
     def numbers(self, items: keyed.Items) -> Rows:
-        """The local numbers of the fresh examples of items, int64 [n]."""
+        """Return the local numbers of the fresh examples of items, int64 [n]."""
         return (items >> keyed.ECHO_BITS) // self.world
 
     def item_of(self, number: int) -> int:
-        """The first use of a local number."""
+        """Return the first item of a local number."""
         return (number * self.world + self.rank) << keyed.ECHO_BITS
 
     def entering(self, start: int, stop: int) -> keyed.Items:
-        """All uses of the good ones among the local numbers from ``start`` to before ``stop``."""
+        """Return the items of all good examples with local numbers in [start, stop)."""
         numbers = np.arange(start, stop, dtype=np.int64)  # [stop - start], less the bad ones
         bad = self.bad[bisect_left(self.bad, start) : bisect_left(self.bad, stop)]
         if bad:
@@ -207,11 +319,11 @@ class Stream:
         return keyed.uses(numbers * self.world + self.rank, self.factor.counts(numbers))
 
     def contents(self, cursor: Cursor) -> Contents:
-        """What is held at a cursor."""
+        """Return the contents at a cursor."""
         return Contents(self.held(cursor), self.pending(cursor))
 
     def pending(self, cursor: Cursor) -> keyed.Items:
-        """The repeats of the last example to enter that have not."""
+        """Return the repeats of the last example that have not entered yet."""
         if cursor.last < 0:
             return keyed.NO_ITEMS
         number = self.number(cursor.last)
@@ -219,46 +331,46 @@ class Stream:
         return repeats[repeats > cursor.last]
 
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
-        """What entered up to an item, of a block of local numbers before one, and where that block begins."""
+        """Return the items up to ``last`` of a block of local numbers before ``stop``, and its start."""
         if stop <= self.begin:
             raise ValueError(
-                "load_state_dict: it lies before the beginning of its iteration: the state is of another "
-                "loader; load the one that was saved by this"
+                "load_state_dict: the cursor lies before the start of its iteration, so the state is of "
+                "another loader; load a state of this loader"
             )
         start = max(self.begin, stop - max(self.size, _LEAST_LOOK))
         items = self.entering(start, stop)
         return items[: np.searchsorted(items, last, side="right")], start
 
     def _after_last(self, cursor: Cursor) -> int:
-        """Local number of the first example of which no use has entered."""
+        """Return the local number of the first example without any item in the stream."""
         return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
     def held(self, cursor: Cursor) -> keyed.Items:
-        """What the buffer holds, by slot, or where some have drained in the order in which the rest will."""
+        """Return the contents of the buffer, by slot, or in drain order once it drains."""
         buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
         entered, stop = cursor.entered, self._after_last(cursor)
         while len(buffer) and buffer.min() < 0:
             items, stop = self._block_before(stop, cursor.last)  # the latest block first
-            entered -= len(items)  # before these
+            entered -= len(items)
             slots = ShuffleBuffer.slots(self.seed, self.size, items)  # [items]
             filling = min(max(self.size - entered, 0), len(items))
-            # The first ones filled the slots in order. A resume's log lacks what was bad before the oldest
-            # item held: counted here, it only moves items from before that, which are in no slot any more.
+            # The first items filled the slots in order. The log of a state lacks bad examples before the
+            # oldest item in the buffer. These would only shift items that have left already.
             slots[:filling] = np.maximum(entered + np.arange(filling), 0)
             empty = buffer[slots] < 0
-            # Items rise: of several in one slot the last is the largest.
+            # Items ascend, so the last of several in one slot is the largest.
             np.maximum.at(buffer, slots[empty], items[empty])
         if cursor.drained:
             buffer = buffer[ShuffleBuffer.drain_order(self.seed, buffer)][cursor.drained :]
         return buffer
 
     def oldest(self, cursor: Cursor) -> int:
-        """The oldest item that is held, or where none is, the next to enter."""
+        """Return the oldest item in the contents, or the next to enter if they are empty."""
         following = self.item_of(self._after_last(cursor))
         return int(np.append(self.contents(cursor).items, following).min())
 
     def leaving(self, cursor: Cursor, first: int, stop: int) -> keyed.Items:
-        """The outputs from number ``first`` to before ``stop``, all of which had left at a cursor."""
+        """Return the outputs [first, stop), all before a cursor."""
         start = self.earlier(cursor, first)
         buffer = ShuffleBuffer(self.seed, self.size)
         held = self.held(start)
@@ -272,7 +384,7 @@ class Stream:
         return np.concatenate(left)[: stop - first]
 
     def earlier(self, cursor: Cursor, output: int) -> Cursor:
-        """The cursor at which so many outputs had left, no later than another."""
+        """Return the cursor after ``output`` outputs, no later than ``cursor``."""
         exchanged = max(0, cursor.entered - self.size)
         if output > exchanged:
             return cursor._replace(drained=output - exchanged)
@@ -287,7 +399,7 @@ class Stream:
         return Cursor(entered, int(items[len(items) - 1 - further]))
 
     def _exchanged(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
-        """Up to ``count`` outputs between two cursors, as others enter."""
+        """Return up to ``count`` outputs between two cursors while the input continues."""
         left, entered = [keyed.NO_ITEMS], self.begin if start.last < 0 else self.number(start.last)
         count = min(count, end.entered - start.entered)
         while count > 0:

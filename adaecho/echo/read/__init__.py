@@ -1,4 +1,4 @@
-"""The door: what a source is. Arrays in memory, rows of anything indexable with a length, or a stream."""
+"""Kinds of sources: arrays in memory, map-style datasets and iterables."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from adaecho.echo.memory.tree import Columns, flatten
+from adaecho.echo.memory.pytree import Columns, flatten
+from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.data_loader import DataLoaderSource, is_keyed
-from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.iterables import IterableSource, parts_of
 from adaecho.echo.read.rows import ArraySource, MapSource
 
@@ -17,23 +17,23 @@ Source = ArraySource | MapSource | IterableSource
 
 
 def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_size: int = 1) -> Source:
-    """What kind of source an object is, asked once: the rest of the loader asks what this returns.
+    """Wrap an object as a source.
 
     Args:
-        source: as it was given.
-        seed: of what another loader draws.
-        batch_size: None where the source gives whole batches.
-        world_size: ranks among which these are to have been shared out.
+        source: the object as given.
+        seed: seed for the samplers of a DataLoader.
+        batch_size: None if the source yields whole batches.
+        world_size: number of ranks among which whole batches should be sharded.
 
     Raises:
-        ValueError: it is neither indexable with a length nor iterable, or is empty.
+        ValueError: the object is empty, or neither indexable with a length nor iterable.
     """
     _check(source, batch_size)
     if batch_size is None:
         warn_if_unshared(source, world_size)
     if is_keyed(source):
         return DataLoaderSource(source, seed)
-    if isinstance(source, IterableDataset):  # it may tell a length, and inherits a __getitem__ that raises
+    if isinstance(source, IterableDataset):  # may have a length, and inherits a __getitem__ that raises
         return IterableSource(source)
     arrays = _as_arrays(source)
     readable: ArraySource | MapSource
@@ -45,7 +45,7 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
         return IterableSource(source)
     else:
         raise ValueError(
-            f"source: a {type(source).__name__} is neither indexable with a length nor iterable; give "
+            f"source: a {type(source).__name__} is neither indexable with a length nor iterable; pass "
             "arrays, a dataset with __getitem__ and __len__, an iterable, or a function that returns one"
         )
     if not readable.length:
@@ -54,11 +54,11 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
 
 
 def _check(source: Any, batch_size: int | None) -> None:
-    """Raises ValueError for what can be iterated, or indexed, and is no source of what is asked for."""
+    """Raise ValueError for objects that are iterable or indexable but not a source of examples."""
     if isinstance(source, str | bytes):
         raise ValueError(
-            f"source={source!r:.80}: text is no source of examples; open what it names (numpy.load, a "
-            "Dataset, TarShards(...) for urls and paths of tar archives), or give a list of texts"
+            f"source={source!r:.80}: a string is not a source of examples; open the file (numpy.load, a "
+            "Dataset, TarShards(...) for urls and paths of tar archives), or pass a list of texts"
         )
     makes = getattr(source, "batch_size", None) or getattr(source, "batch_sampler", None)
     if (
@@ -67,21 +67,21 @@ def _check(source: Any, batch_size: int | None) -> None:
         and (isinstance(source, DataLoader) or hasattr(source, "fresh_examples"))
     ):
         raise ValueError(
-            f"batch_size={batch_size}: the source ({type(source).__name__}) makes batches, and these would "
-            "be batched again; give batch_size=None, echo='batch' to repeat its batches, or its dataset: "
+            f"batch_size={batch_size}: the source ({type(source).__name__}) makes batches, which would be "
+            "batched again; pass batch_size=None, echo='batch' to repeat its batches, or its dataset: "
             "EchoLoader(data_loader.dataset, batch_size)"
         )
     of_columns = isinstance(source, dict) and source and 0 not in source and _as_arrays(source) is None
     if of_columns or (hasattr(source, "iloc") and hasattr(source, "columns")):
         raise ValueError(
-            f"source: a {type(source).__name__} of columns or splits is not indexed by row; give numeric "
+            f"source: a {type(source).__name__} of columns or splits is not indexed by row; pass numeric "
             "arrays, {name: numpy.asarray(source[name]) for name in source}, one split, or a dataset whose "
             "__getitem__(row) returns one example"
         )
 
 
 def _as_arrays(source: Any) -> Columns | None:
-    """Columns of arrays, alone, in a dict or in a tuple; None of anything else."""
+    """Return columns for arrays (alone, in a dict or in a tuple); None for other objects."""
     # A subclass, or another dataset with tensors, has its own __getitem__.
     of_dataset = type(source) is TensorDataset
     columns = source.tensors if of_dataset else source
@@ -98,24 +98,24 @@ def _as_arrays(source: Any) -> Columns | None:
     flat = flatten(columns)
     if flat is None and isinstance(source, tuple):  # which would be a dataset of as many examples as fields
         raise ValueError(
-            "source: one of these arrays is not numeric, or not in memory; convert it, or give a dataset "
+            "source: one of these arrays is not numeric, or not in CPU memory; convert it, or pass a dataset "
             "whose __getitem__(row) returns one example"
         )
     return None if flat is None else Columns(*flat)
 
 
 def warn_if_unshared(source: Any, world_size: int) -> None:
-    """Warn where whole batches are not declared to be one rank's part, as each rank gets all of them.
+    """Warn if a source of whole batches does not declare that it is sharded: each rank would get all of them.
 
-    A ``DistributedSampler`` declares it, ``set_share``, and a ``rank`` of its own or of its ``settings``.
+    A ``DistributedSampler``, ``set_share``, or a ``rank`` of the source or its ``settings`` declares it.
     """
     declared = hasattr(source, "set_share") or hasattr(getattr(source, "settings", source), "rank")
     if world_size == 1 or declared:
         return
     if not any(isinstance(part, DistributedSampler) and part.num_replicas > 1 for part in parts_of(source)):
         warn_caller(
-            f"source: each of {world_size} ranks takes all batches of this {type(source).__name__}. Where "
-            "these are one rank's part already, say so with rank=0, world_size=1; else let a DataLoader's "
-            "sampler=DistributedSampler(dataset) share out, or give batches[rank::world_size], or the "
-            "dataset itself, which EchoLoader(dataset, batch_size) shares out"
+            f"source: each of {world_size} ranks reads all batches of this {type(source).__name__}. If the "
+            "source is sharded already, pass rank=0, world_size=1. Otherwise pass a DataLoader with "
+            "sampler=DistributedSampler(dataset), or batches[rank::world_size], or the dataset itself: "
+            "EchoLoader(dataset, batch_size) shards it"
         )

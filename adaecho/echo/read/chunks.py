@@ -1,10 +1,15 @@
-"""Upstream of the echo stage: read, decode and, under example_after_augmentation, augment.
+"""Upstream of the echo stage: read, decode and, for example_after_augmentation, augment.
 
-A reader hands out its work in two parts: ``claim`` settles, in order and in one thread at a time, what is to
-be read next; ``work`` may run in many threads at once.
+A reader has two parts. ``claim`` fixes the next examples, in order and in one thread at a time. ``work``
+reads them and may run in many threads. Errors of reading are here, too.
 """
 
+import errno
+import http.client
+import sys
 import traceback
+import urllib.error
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,24 +18,102 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Columns, Rows, num_bytes, stack, with_own_arrays
+from adaecho.echo.memory.pytree import Columns, Rows, num_bytes, stack, with_own_arrays
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stage import Bad, Fresh
-from adaecho.echo.read.failures import BadExamples, is_of_machine
-from adaecho.echo.threads.processes import sendable
-from adaecho.echo.threads.workers import InlineMap, OrderedMap
+from adaecho.echo.order.stage import BadExample, FreshBlock
+from adaecho.echo.threads import InlineMap, OrderedMap, picklable_error
 
-# Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
-# than the interpreter's work for each.
+_NEVER_THE_EXAMPLE = (
+    ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError, urllib.error.URLError,
+    http.client.HTTPException,
+)  # fmt: skip
+# Errors that a file of wrong content, or a wrong name, can cause.
+_OF_THE_EXAMPLE = (None, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG)
+_NETWORK_CLIENTS = (
+    "aiohttp.", "azure.core.", "botocore.", "gcsfs.", "google.api_core.", "google.auth.", "grpc.",
+    "httpcore.", "httpx.", "huggingface_hub.", "requests.", "urllib3.",
+)  # fmt: skip
+_HOPELESS = 1000  # consecutive bad examples, beyond twice the budget, after which reading fails
+
+NONE_SKIPPED = (
+    "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
+    "bad_examples"
+)  # the reader of this message created a loader, or typed a run's command
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Whether the machine or network failed: the loader raises the error and does not count a bad example.
+
+    These are the built-in errors of connections, memory and missing files; an ``OSError`` with an errno such
+    as that of a full disk (decoders raise it without errno); and errors of network clients other than
+    ``ValueError``.
+    """
+    if isinstance(error, _NEVER_THE_EXAMPLE):
+        return True
+    if isinstance(error, OSError) and error.errno not in _OF_THE_EXAMPLE:
+        return True
+    of_client = any(f"{kind.__module__}.".startswith(_NETWORK_CLIENTS) for kind in type(error).__mro__)
+    return of_client and not isinstance(error, ValueError)
+
+
+class BadExamples:
+    """List of examples that could not be read or decoded; more than the budget is an error.
+
+    A row that is bad in every epoch is listed once.
+
+    Attributes:
+        found: the listed examples.
+        numbers: local numbers of all bad examples, ascending, for the stream. Iteration only appends.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget, self._in_a_row = budget, 0
+        self.found: list[dict[str, Any]] = []
+        self.numbers: list[int] = []
+
+    def add(self, chunk: FreshBlock) -> None:
+        """List the bad examples of a chunk; raise the error of one beyond the budget."""
+        self._in_a_row = 0 if len(chunk.serials) else self._in_a_row + len(chunk.bad)
+        for bad in chunk.bad:
+            if self._in_a_row > 2 * self._budget + _HOPELESS:
+                raise bad.told(f"while reading {bad.origin}; the last {self._in_a_row} examples were all bad")
+            self.numbers.append(bad.index)
+            if bad.row is not None and any(known["row"] == bad.row for known in self.found):
+                continue
+            self.found.append({"index": bad.index, "origin": bad.origin, "error": bad.reason, "row": bad.row})
+            if len(self.found) > self._budget:
+                raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
+
+    def go_back(self, index: int) -> None:
+        """Remove entries from a local number on, which were read ahead."""
+        self.found = [bad for bad in self.found if bad["index"] < index]
+        self.numbers = [number for number in self.numbers if number < index]
+
+    def _explanation(self) -> str:
+        if not self._budget:
+            return NONE_SKIPPED
+        others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
+        return f"more bad examples than max_bad_examples={self._budget} allows; the last before it: {others}"
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line outside this package that created the loader or requested a batch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+# Larger examples, e.g. decoded photographs, are not stacked: the copy would take longer than handling each.
 _LARGE_BYTES = 1 << 16
 
 Serials = NDArray[np.int64]
 ReaderState = tuple[list[Any], list[Any]]
-"""Where to begin to read, and fingerprints of what was read: plain values."""
+"""Marks to begin reading at, and fingerprints of examples: plain values."""
 
 
 class Tried:
-    """``decode`` for its errors alone: a good example goes on as it is stored."""
+    """Calls ``decode`` only to detect bad examples; good ones stay encoded."""
 
     def __init__(self, decode: Callable[[Any], Any]) -> None:
         self._decode = decode
@@ -42,14 +125,14 @@ class Tried:
 
 @dataclass
 class Preparation:
-    """What happens to an example between storage and the echo stage.
+    """The steps between storage and the echo stage.
 
     Attributes:
-        decode: one example from its stored form, deterministic; None where it is stored decoded.
-        augment: applied to many, before the echo; None where it comes after.
+        decode: decodes one example, deterministic; None if the source yields decoded examples.
+        augment: augments many examples before the echo; None if that comes after it.
         stacked: whether to stack examples of one shape into arrays.
-        length: how many examples a whole batch holds; None where examples are read.
-        alone: in a process of its own, where examples stay one by one.
+        length: number of examples in a whole batch; None if the source yields examples.
+        alone: whether this runs in a worker process, where examples stay one by one.
     """
 
     decode: Callable[[Any], Any] | None = None
@@ -59,20 +142,20 @@ class Preparation:
     alone: bool = False
 
     def own(self, example: Any) -> Any:
-        """An example as the loader may keep it and write into it; whole batches are copied later."""
+        """Return an example that the loader may cache and write into. Whole batches are copied later."""
         return with_own_arrays(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
-        """How many examples there are in what is read at once."""
+        """Number of examples in one item of the source."""
         if self.length is None:
             return 1
         try:
             return self.length(read if self.decode is None else self.decode(with_own_arrays(read)))
         except Exception:
-            return 0  # a bad one, which was never counted
+            return 0  # bad batches do not count
 
     def finish(self, serials: Serials, examples: Examples) -> Examples:
-        """Augment where that comes before the echo, and stack what can be stacked."""
+        """Augment, if that comes before the echo, and stack the examples if possible."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
         if isinstance(examples, Columns) or not self.stacked or self.alone or not examples:
@@ -87,19 +170,19 @@ class Preparation:
         origin: Callable[[int], str],
         world: int,
         rows: Sequence[int] | Rows | None = None,
-    ) -> Fresh:
-        """Read and decode examples, and ``finish`` the good ones; the bad ones apart.
+    ) -> FreshBlock:
+        """Read and decode examples; ``finish`` the good ones and list the bad ones.
 
-        The source's arrays, which it may keep, or overwrite with its next example, are copied at once: what
-        ``decode`` and ``augment`` write into is the loader's. What ``decode`` returns isn't copied.
+        Arrays of the source are copied at once: the source may cache or overwrite them, and ``decode`` and
+        ``augment`` may write into them. The result of ``decode`` is not copied.
 
         Args:
-            serials: of the examples, shape [n].
-            end: local number of the first one after them.
-            fetch: reads the one at a position.
-            origin: names the one at a position.
+            serials: serials of the examples, shape [n].
+            end: local number of the first example after them.
+            fetch: reads the example at a position in ``serials``.
+            origin: names the example at a position.
             world: number of ranks.
-            rows: which examples of the source they are, where that can be told.
+            rows: rows of the examples in the source, if known.
         """
         good, positions, bad = [], [], []
         for position, serial in enumerate(serials.tolist()):
@@ -115,94 +198,97 @@ class Preparation:
                 row = None if rows is None else int(rows[position])
                 reason, where = f"{type(error).__name__}: {error}", ""
                 if self.alone:  # it is sent without its traceback
-                    error, where = sendable(error), traceback.format_exc().rstrip()
-                bad.append(Bad(serial // world, origin(position), error, reason, row, where))
+                    error, where = picklable_error(error), traceback.format_exc().rstrip()
+                bad.append(BadExample(serial // world, origin(position), error, reason, row, where))
             else:
                 positions.append(position)
                 good.append(example)
         if bad:
             serials = serials[positions]
-        return Fresh(serials, self.finish(serials, good), end, bad)
+        return FreshBlock(serials, self.finish(serials, good), end, bad)
 
 
 class Reader(Protocol):
-    """Fresh examples of one rank in serial order.
+    """Reads the fresh examples of one rank in serial order.
 
     Attributes:
-        reads_again: whether what is claimed ``again`` is read from the source, rather than by ``resume``.
+        reads_again: whether ``again`` reads from the source; otherwise ``resume`` has read the examples.
     """
 
     reads_again: bool
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
-        """Go to where an iteration of so many passes begins (None: endless); its first local number.
+        """Go to the start of an iteration and return its first local number.
 
-        ``abandoned_at`` is the local number at which the one before was given up, None if it ended.
+        ``passes`` is its number of epochs, None if endless. ``abandoned_at`` is the local number at which the
+        previous iteration was abandoned, None if it ended.
         """
 
     def claim(self, count: int) -> Any | None:
-        """Settle the next ``count`` fresh examples; None at the end of the iteration."""
+        """Claim the next ``count`` fresh examples; None at the end of the iteration."""
 
-    def work(self, claim: Any) -> Fresh:
-        """Read, decode and prepare what was claimed."""
+    def work(self, claim: Any) -> FreshBlock:
+        """Read, decode and prepare a claim."""
 
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Go to a local number; how many examples had to be read again for that.
+        """Go to a local number; return the number of examples read again for that.
 
-        ``needed`` are the serials of the earlier examples that will be claimed ``again``.
+        ``needed``: serials of the earlier examples that ``again`` will claim.
         """
 
     def again(self, serials: Serials) -> Any:
-        """A claim of some of the needed serials, rising, each once."""
+        """Claim some of the needed serials, ascending, each once."""
 
     def go_alone(self) -> None:
-        """This is a process of its own from here on: what is read stays there, one by one."""
+        """Prepare for a worker process, where examples stay one by one."""
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """What ``resume`` needs to go to a local number, reading again from a serial on."""
+        """Return the arguments of ``resume`` for a local number, reading again from a serial on."""
 
     def close(self) -> None:
-        """Let go of whatever is open."""
+        """Close open iterators and files."""
         return
 
 
-class FreshQueue:
-    """Fresh examples from a reader, which may work ahead in chunks.
+class PrefetchQueue:
+    """Queue of fresh examples from a reader, which may read ahead in chunks.
 
     Args:
-        claim, work: of the reader; inline it reads exactly what is asked for.
-        bad: where bad examples are listed, in order.
-        index: local number at which it begins.
+        claim, work: methods of the reader; inline it reads exactly the requested number.
+        bad: list of bad examples.
+        index: local number of the first example.
 
     Attributes:
-        index: local number of the next to take.
-        examples: taken, the bad ones too.
-        map: of what is read, maybe in threads; one that works ahead may be put in its place.
+        index: local number of the next example.
+        examples: number of examples so far, including bad ones.
+        map: the map that reads; the caller may replace it by one with threads.
     """
 
     def __init__(
-        self, claim: Callable[[int], Any | None], work: Callable[[Any], Fresh], bad: BadExamples, index: int
+        self,
+        claim: Callable[[int], Any | None],
+        work: Callable[[Any], FreshBlock],
+        bad: BadExamples,
+        index: int,
     ) -> None:
         self._bad, self._wanted = bad, 1
-        self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
+        self.map: OrderedMap[Any, FreshBlock] | InlineMap[Any, FreshBlock]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
 
-    def take_again(self, count: int) -> Fresh:
-        """Some of the examples that were read before; raises the error of a bad one."""
+    def take_again(self, count: int) -> FreshBlock:
+        """Return examples that were read before; raise the error of a bad one."""
         self._wanted = count
         chunk = self.map.get()
         assert chunk is not None
         for bad in chunk.bad:
-            raise bad.told(
-                f"while reading {bad.origin} again, as the buffer held it; it could be read before"
-            )
+            raise bad.told(f"while reading {bad.origin} again for the buffer; the first read succeeded")
         return chunk
 
-    def take(self, count: int) -> Fresh | None:
-        """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
+    def take(self, count: int) -> FreshBlock | None:
+        """Return the next ``count`` examples, or a chunk; None at the end of the iteration."""
         self._wanted = count
         chunk = self.map.get()
         if chunk is not None:

@@ -1,8 +1,8 @@
-"""A DataLoader of torch inside an EchoLoader: its passes as functions of (seed, pass).
+"""Adapter of torch's DataLoader: its passes are functions of (seed, pass).
 
-What a DataLoader draws depends on when it is iterated and by whom else its generators are used. Here its
-samplers draw from a generator of (seed, pass), which they have while they draw, and what its dataset draws is
-seeded for each batch.
+The random numbers of a DataLoader depend on when it is iterated and on other users of its generators. Here
+its samplers draw from a generator keyed to (seed, pass), and the dataset's generators are seeded for each
+batch.
 """
 
 import copy
@@ -19,23 +19,23 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import seeds_of_pass
-from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.iterables import IterableSource, Position, tell_pass
-from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.threads import PoolThread
 
 
 def is_keyed(source: Any) -> bool:
-    """Whether it is a DataLoader to be keyed: one that overrides how it is iterated is of its own kind."""
+    """Whether an object is a DataLoader that does not override ``__iter__``."""
     return isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
 
 
 class DataLoaderSource(IterableSource):
     """A DataLoader whose randomness is a function of (seed, pass).
 
-    Its samplers draw from a generator of (seed, pass), as those of ``sampler=`` do; what a dataset draws from
-    the global generators of torch, NumPy and ``random`` follows (seed, pass, batch), in worker processes, and
-    without them where the caller's thread reads. A pass is not begun before its first batch is asked for. Of
-    a map-style dataset it can begin at any batch, by indices alone.
+    Its samplers draw from a generator keyed to (seed, pass), like those of ``sampler=``. The global
+    generators of torch, NumPy and ``random`` are seeded by (seed, pass, batch) in its worker processes, or in
+    the caller's thread if that reads. A pass starts at the first request of a batch. For a map-style dataset
+    it can start at any batch, from indices alone.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -45,14 +45,14 @@ class DataLoaderSource(IterableSource):
         self.reordered = True
         self._of_batches = loader.batch_sampler is not None
         self._generator, self._upcoming = torch.Generator(), _Upcoming()
-        self._own: DataLoader[Any] | None = None  # a copy, with the indices that are drawn here
-        # Workers are told of a pass as they begin; but Hugging Face's streams share its number with them.
+        self._own: DataLoader[Any] | None = None  # a copy with the keyed indices
+        # Workers learn the epoch when they start, except that Hugging Face's streams share it.
         hears = hasattr(loader.dataset, "set_epoch")
         self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
 
     @property
     def _sampler(self) -> Any:
-        """What gives the indices of each batch, or without batches of each example."""
+        """The sampler of the indices of each batch, or of each example without batches."""
         return self._loader.batch_sampler if self._of_batches else self._loader.sampler
 
     @property
@@ -62,7 +62,7 @@ class DataLoaderSource(IterableSource):
 
     @property
     def length(self) -> int | None:
-        """Batches of a pass, told by a copy that is dropped: to tell, a sampler may draw and keep its own."""
+        """Number of batches of a pass, from a copy: the length of a sampler may draw random numbers."""
         if not self.seekable:
             return super().length
         try:
@@ -72,14 +72,14 @@ class DataLoaderSource(IterableSource):
             return None
 
     def own_batch(self, batch: Any) -> Any:
-        """What was collated, or came from another process, lies in memory of its own."""
+        """Copy a batch, unless the DataLoader collated it or received it from a process."""
         return batch if self._of_batches or self.sends else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
-        """A pass, from a position on: batches given, and a digest of what they were made of.
+        """Return a pass from a position on: the number of batches and a digest of their indices.
 
         Raises:
-            ValueError: the batches up to there would be others this time.
+            ValueError: the batches up to there would differ.
         """
         if isinstance(position, dict) or (position and not self.seekable):
             raise self._takes_no_position()
@@ -97,33 +97,32 @@ class DataLoaderSource(IterableSource):
         return opened
 
     def rows(self, iterator: Any) -> int:
-        """A digest of the indices of all batches that the pass has given so far."""
+        """Return a digest of the indices of all batches of the pass so far."""
         return int(iterator.position[1]) if self.knows_rows else 0
 
     def check_other(self, serial: int, *, same_rows: bool) -> None:
-        """Warn where the rows are the same, and their contents others; otherwise raises ValueError."""
+        """Warn if the rows are the same but their contents differ; otherwise raise ValueError."""
         if not same_rows:
             raise self._others(serial, _REMEDY)
         told = "of the same rows" if self.knows_rows else "so examples may be missing or repeated"
         warn_caller(
-            f"load_state_dict: {self.origin(serial)} has other contents than before, {told}: its "
-            "dataset draws, from a generator of its own, or in a thread of this loader's, which must not "
-            "seed the global ones; let it draw from the global generators, and give the DataLoader "
-            "num_workers=1, which draws in a process, or the EchoLoader num_workers=0"
+            f"load_state_dict: {self.origin(serial)} has other contents than before, {told}: its dataset "
+            "draws random numbers from its own generator, or in a thread of this loader, which must not seed "
+            "the global generators; draw from the global generators, and use num_workers=1 in the "
+            "DataLoader, or num_workers=0 in the EchoLoader"
         )
 
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
-        """The batches of these indices. Persistent workers stay from one pass to the next."""
+        """Return the batches of these indices. Persistent workers survive the pass."""
         kept = None if self._told_once else self._own
         own = copy.copy(self._loader) if kept is None else kept
-        # Not assigned as attributes, which a DataLoader refuses for some of them, and all at once, as an
-        # interrupt may fall between.
+        # A DataLoader refuses assignments to some attributes. One statement: an interrupt cannot split it.
         vars(own).update(
             vars(self._loader)
             | {
                 "batch_sampler" if self._of_batches else "sampler": self._upcoming,
                 "generator": self._generator,
-                "in_order": True,  # what comes as it happens to be ready can't come again
+                "in_order": True,  # otherwise the order is not reproducible
                 "_iterator": None if kept is None else kept._iterator,
             }
         )
@@ -133,18 +132,18 @@ class DataLoaderSource(IterableSource):
         return iter(self._own)
 
     def close(self) -> None:
-        """Let go of persistent workers."""
+        """Drop persistent workers."""
         self._own = None
 
 
 _REMEDY = (
-    "Its sampler draws from something that no seed governs; let it draw from a torch.Generator in its "
-    "attribute `generator`, or from what set_epoch(pass) told"
+    "Its sampler draws random numbers without a seed; use a torch.Generator in its attribute `generator`, or "
+    "seed it by set_epoch(epoch)"
 )
 
 
 def _within(sampler: Any) -> list[Any]:
-    """A sampler and those in its attributes, from which it may draw; each once."""
+    """Return a sampler and the samplers in its attributes, each once."""
     found = [sampler]
     for one in found:
         for name, value in getattr(one, "__dict__", {}).items():
@@ -155,8 +154,8 @@ def _within(sampler: Any) -> list[Any]:
 
 
 def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
-    """What a sampler gives, drawn from a generator that the samplers have only while one is asked."""
-    # Of torch's generators: an attribute of this name may be something else in another library.
+    """Iterate a sampler, with a generator that its samplers have only during each call."""
+    # In other libraries an attribute of this name may be something else.
     drawing = [one for one in samplers if isinstance(getattr(one, "generator", 0), torch.Generator | None)]
     iterator: Iterator[Any] | None = None
     while True:
@@ -178,23 +177,23 @@ class Pass:
     """The batches of one pass.
 
     Args:
-        source: whose pass it is.
-        drawn: of its sampler: what each batch is made of.
-        seed: of the first batch; those of the others count on.
+        source: the source.
+        drawn: indices of each batch, from its sampler.
+        seed: seed of the first batch; each later batch adds 1.
 
     Attributes:
-        position: just after the last one: batches given, and a digest of all that they were made of.
+        position: number of batches so far, and a digest of their indices.
     """
 
     def __init__(self, source: DataLoaderSource, drawn: Iterator[Any], seed: int) -> None:
         self._source, self._seed = source, seed
         self._indices = self._digested(drawn)
-        self._digests: deque[int] = deque()  # after each that has been drawn, and whose batch hasn't come
+        self._digests: deque[int] = deque()  # after each batch that was drawn but not yet received
         self._batches: Iterator[Any] | None = None
         self.position = 0, 0
 
     def _digested(self, drawn: Iterator[Any]) -> Iterator[Any]:
-        """What the batches are made of, as workers ask for it."""
+        """Yield the indices of batches to the DataLoader, and record their digests."""
         digest = 0
         for number, index in enumerate(drawn):
             digest = zlib.crc32(str(index).encode(), digest)
@@ -205,7 +204,7 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
-        # A thread of ours must not touch the global generators, which the training step may use meanwhile.
+        # A thread of the loader must not touch the global generators, which the training step may use.
         by_pool_thread = isinstance(threading.current_thread(), PoolThread)
         seeded = not (self._source.sends or by_pool_thread)
         with keyed.global_generators_kept() if seeded else nullcontext():
@@ -219,23 +218,23 @@ class Pass:
         return batch
 
     def skip_to(self, position: Any) -> None:
-        """Pass over the batches before a position unread."""
+        """Skip the batches before a position without reading them."""
         number = position[0]
         for _ in islice(self._indices, number):
             self.position = self.position[0] + 1, self._digests.popleft()
         if self.position != tuple(position):
             raise ValueError(
-                f"load_state_dict: the first {number} batches of this {self._source.name} would be others "
-                f"than when the state was saved: its dataset or batch_size has changed, or else: {_REMEDY}"
+                f"load_state_dict: the first {number} batches of this {self._source.name} would differ from "
+                f"those of the saved state: its dataset or batch_size has changed, or: {_REMEDY}"
             )
 
     def close(self) -> None:
-        """Let go of the workers, unless they are persistent."""
+        """Drop the workers, unless they are persistent."""
         self._batches = None
 
 
 class _Upcoming:
-    """What stands in for a DataLoader's index sampler: the indices of the pass that is opened next."""
+    """Stands in for the sampler of a DataLoader: the indices of the next pass."""
 
     indices: Iterator[Any]
 
@@ -244,9 +243,9 @@ class _Upcoming:
 
 
 class _Seeding:
-    """An index that seeds the generators of the worker process that unpickles it, just before it is read.
+    """An index that seeds the generators of the worker process that unpickles it.
 
-    So what a batch draws depends on no other, however many workers there are and however long they live.
+    The random numbers of a batch therefore depend neither on other batches nor on the number of workers.
     """
 
     def __init__(self, seed: int, index: Any) -> None:

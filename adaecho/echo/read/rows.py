@@ -1,4 +1,4 @@
-"""Sources with random access: arrays, map-style datasets, and fresh examples of their rows."""
+"""Sources with random access (arrays and map-style datasets) and their reader."""
 
 import sys
 from collections.abc import Callable
@@ -9,46 +9,42 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from adaecho.echo.memory.tree import Columns, Rows, with_own_arrays
+from adaecho.echo.memory.pytree import Columns, Rows, with_own_arrays
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials
-from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.order.stage import FreshBlock
+from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials, is_of_machine
 
-_GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
-_DATASET_SEED = 2  # beside the seeds of examples and of batches
+_GROUP, _GROUP_BYTES = 1024, 1 << 22  # largest group of small examples, and its bytes
+_DATASET_SEED = 2  # added to the seed
 
 
 class ArraySource:
-    """Arrays (or CPU tensors) with one leading length, alone or in a dict or tuple."""
+    """Arrays (or CPU tensors) of one leading length, alone or in a dict or tuple."""
 
     thread_safe = True
 
     def __init__(self, arrays: Columns) -> None:
         self.arrays = arrays  # [length, ...] for each leaf
         self.length, self.name = len(arrays), "arrays"
-        # Rows of a memory map are read from storage when they are used, all others lie in memory.
+        # Rows of a memory map are read from storage at each use.
         self.resident = not any(map(_is_memory_map, arrays.arrays))
 
-    def check_length(self) -> None:
-        """Arrays keep theirs."""
-
     def read(self, rows: Rows) -> Columns:
-        """A copy of some rows."""
+        """Copy some rows."""
         return self.arrays.take(rows)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """Small arrays are read and worked on in groups of batches; anything slower comes batch by batch."""
+        """Return the number of batches to process at once, more than one for small examples."""
         examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
         return max(1, examples // batch_size)
 
     def fetch(self, rows: Rows, keys: Any) -> Callable[[int], Any]:  # noqa: ARG002 (they draw nothing)
-        """What gives the example at a position of these rows."""
+        """Return a function from a position in ``rows`` to the example."""
         return self.read(rows).examples().__getitem__
 
     def origin(self, row: int) -> str:
-        """What to call an example in a message."""
+        """Name an example in a message."""
         return f"row {row} of the source"
 
 
@@ -59,7 +55,7 @@ def _is_memory_map(array: Any) -> bool:
 
 
 def is_thread_safe(dataset: Any) -> bool:
-    """Whether threads may read a dataset together: a list, tuple or array, torch's, or one that says so."""
+    """Whether threads may read a dataset in parallel: it declares so, or is a list, array or such."""
     declared, kind = getattr(dataset, "thread_safe", None), type(dataset)
     if isinstance(declared, bool):
         return declared
@@ -74,14 +70,14 @@ def is_thread_safe(dataset: Any) -> bool:
 class MapSource:
     """A map-style dataset: ``len(dataset)`` and ``dataset[row]``.
 
-    It may have ``origin(row)`` for messages, and ``shard_lengths``, the number of examples in each of its
-    shards, for the order "shards".
+    It may have ``origin(row)`` for messages, and ``shard_lengths``, the number of examples in each shard, for
+    ``order="shards"``.
 
-    One that says ``thread_safe = True`` is read by threads, many rows at once where it has
-    ``__getitems__(rows)``: reading touches nothing that changes, such as an open file, a cache or a global
-    generator. Any other is read as in a DataLoader: in worker processes, or without workers in place. There
-    the global generators are seeded for each example, so that what it draws depends on neither workers nor a
-    resume.
+    Threads read a dataset that declares ``thread_safe = True``, many rows at once if it has
+    ``__getitems__(rows)``. Its reads must not change shared state, e.g. an open file, a cache or a global
+    generator. Other datasets are read as in a DataLoader: in worker processes, or inline without workers.
+    The loader seeds the global generators for each of their examples, so that random numbers depend neither
+    on workers nor on a resume.
     """
 
     resident = False
@@ -89,27 +85,18 @@ class MapSource:
     def __init__(self, dataset: Any) -> None:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
-        self.open_shards = getattr(dataset, "open_shards", 1)
         self.thread_safe = is_thread_safe(dataset)
 
-    def check_length(self) -> None:
-        """Raises ValueError where it has grown or shrunk."""
-        if len(self._dataset) != self.length:
-            raise ValueError(
-                f"source: {self.name} has {len(self._dataset)} rows, and had {self.length} when this "
-                "EchoLoader was made, whose order is of those; make another EchoLoader of it"
-            )
-
     def peek(self, row: int) -> Any:
-        """One example before any iteration."""
+        """Read one example before any iteration."""
         with keyed.global_generators_kept():
             return with_own_arrays(self._dataset[row])
 
     def fetch(self, rows: Rows, keys: list[int]) -> Callable[[int], Any]:
-        """What gives the example at a position of these rows [n]; the keys [n] seed what it draws.
+        """Return a function from a position in ``rows`` [n] to the example; ``keys`` [n] seed its randomness.
 
         Raises:
-            ValueError: those read at once are not as many as the rows.
+            ValueError: ``__getitems__`` did not return one example for each row.
         """
         if not self.thread_safe:
             return lambda position: self._seeded(int(rows[position]), keys[position])
@@ -121,11 +108,11 @@ class MapSource:
             if is_of_machine(error):
                 error.add_note(f"while reading {self.origin(int(rows[0]))} and {len(rows) - 1} more")
                 raise
-            return lambda position: self._dataset[int(rows[position])]  # which tells the bad one
+            return lambda position: self._dataset[int(rows[position])]  # which shows the bad one
         if len(examples) != len(rows):
             raise ValueError(
                 f"source: {self.name}.__getitems__ returned {len(examples)} examples for {len(rows)} rows; "
-                "it must return one for each row, in their order"
+                "it must return one example for each row, in the same order"
             )
         return examples.__getitem__
 
@@ -134,7 +121,7 @@ class MapSource:
         return self._dataset[row]
 
     def origin(self, row: int) -> str:
-        """What to call an example in a message."""
+        """Name an example in a message."""
         own = getattr(self._dataset, "origin", None)
         return f"example {row} of {self.name}" if own is None else str(own(row))
 
@@ -143,12 +130,12 @@ class RandomReader(Reader):
     """Reads a source with random access.
 
     Args:
-        source: where examples come from.
-        permutation: the row of each serial.
-        preparation: what happens to them before the echo.
+        source: the source.
+        permutation: maps serials to rows.
+        preparation: steps before the echo.
         rank, world: this rank reads the serials congruent to ``rank`` modulo ``world``.
-        resident: give row numbers instead of examples; the pool is the source itself.
-        seed: of what a dataset draws from global generators.
+        resident: return row numbers instead of examples; the source serves as the pool.
+        seed: seed of the global generators for a dataset.
     """
 
     def __init__(
@@ -168,12 +155,11 @@ class RandomReader(Reader):
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        self._source.check_length()
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
     def span(self, iteration: int) -> tuple[int, int]:
-        """Local numbers between which an iteration lies."""
+        """Return the first local number of an iteration and that of the next."""
         of_each = self._permutation.iteration_length // self._world
         return (iteration - 1) * of_each, iteration * of_each
 
@@ -185,13 +171,13 @@ class RandomReader(Reader):
         self._index = end
         return serials, self._permutation.rows(serials), end
 
-    def work(self, claim: tuple[Serials, Rows, int]) -> Fresh:
+    def work(self, claim: tuple[Serials, Rows, int]) -> FreshBlock:
         serials, rows, end = claim  # [n], [n]
         source, preparation = self._source, self._preparation
         if self._resident:
-            return Fresh(serials, rows, end)
+            return FreshBlock(serials, rows, end)
         if isinstance(source, ArraySource) and preparation.decode is None:
-            return Fresh(serials, preparation.finish(serials, source.read(rows)), end)
+            return FreshBlock(serials, preparation.finish(serials, source.read(rows)), end)
         keys = [] if source.thread_safe else keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         with nullcontext() if source.thread_safe else keyed.global_generators_kept():
             return preparation.fresh(
@@ -201,7 +187,7 @@ class RandomReader(Reader):
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
         mark = self._mark(index) if index else 0
-        return ([[mark, ()]] if mark else []), []
+        return ([[mark, []]] if mark else []), []
 
     def _mark(self, index: int) -> int:
         return self._permutation.mark((index - 1) * self._world + self._rank)
@@ -213,8 +199,8 @@ class RandomReader(Reader):
         within = len(needed) or passes is None or index != self.span(iteration)[1]
         if progress and within and progress[0][0] != self._mark(index):
             raise ValueError(
-                "load_state_dict: the order of this pass is another than when the state was saved: examples "
-                "would come twice or never; give the same sampler, or the same shards and open_shards"
+                "load_state_dict: the order of this epoch differs from the saved one, so some examples would "
+                "come twice and others never; pass the same sampler, or the same shards"
             )
         self.begin(iteration, passes)
         self._index = index
@@ -227,5 +213,5 @@ class RandomReader(Reader):
         self._resident, self._preparation.alone = False, True
 
     def rows(self, items: keyed.Items) -> Rows:
-        """The rows of items: where they lie in a resident source."""
+        """Return the rows of items in a resident source."""
         return self._permutation.rows(items >> keyed.ECHO_BITS)

@@ -1,9 +1,8 @@
-"""Fresh examples from a source that can only be iterated.
+"""Fresh examples from an iterable.
 
-After a resume it is read again from some place on. Where its order, or what it draws, follows no seed, other
-examples come then: some would be used too often, others never. So fingerprints of a few examples, the
-witnesses, lie in a state, and are compared. What is said of examples goes for whole batches, where the source
-gives these.
+A resume reads the iterable again from a mark on. If its order or its random numbers follow no seed, other
+examples come: some would be used too often, others never. A state therefore holds fingerprints of a few
+examples, and the resume compares them. With ``batch_size=None`` an example is a whole batch.
 """
 
 import functools
@@ -18,33 +17,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaecho.echo.memory.tree import children
-from adaecho.echo.order.stage import Fresh
+from adaecho.echo.memory.pytree import children
+from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials
-from adaecho.echo.read.iterables import IterableSource, Position
+from adaecho.echo.read.iterables import IterableSource, Position, decoded, encoded
 
-_MOST = 1024  # marks
-_SPACING = 16  # times as much is read again anyway as on the way from a mark to the oldest needed example
-_WITNESSED = 16  # of so many examples one is; of batches each
+_MOST = 1024  # largest number of marks
+_SPACING = 16  # reading from a mark to the oldest needed example adds at most 1/16 to a resume
+_WITNESSED = 16  # examples per fingerprint; every whole batch has one
 _ENDED = object()
-_KEPT = 1024  # many more than are read ahead of the consumer
-_FIRST = 32  # of a pass, each a witness: few have been read when an early state is made
-_IN_A_STATE = 32  # buffers that shuffle a little give the same example at some places
-_LEAVES, _ELEMENTS = 64, 4096  # of an example, of an array, at most
-_SIZED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+_KEPT = 1024  # fingerprints, many more than examples read ahead
+_FIRST = 32  # the first examples of a pass all get a fingerprint, for early states
+_IN_A_STATE = 32  # several, because a source that shuffles a little may repeat some by chance
+_LEAVES, _ELEMENTS = 64, 4096  # largest number of leaves of an example, and of elements of an array
+_SIZED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
 
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
-"""Serials [n], examples, and the place of each in its pass."""
+"""Serials [n], examples, and the index of each in its pass."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Somewhere to begin again.
+    """A point at which reading can restart.
 
     Attributes:
-        number, first: of the pass, and the count at which it began.
-        count: examples iterated over before.
-        position: for the source; empty where it tells none at the beginning of a pass.
+        number, first: number of the pass, and the count at which it began.
+        count: number of examples before it, over all passes.
+        position: position for the source; empty for the start of a pass without one.
     """
 
     number: int
@@ -53,15 +52,22 @@ class Mark:
     position: Position = ()
 
     def plain(self) -> list[Any]:
-        """The mark as a state holds it."""
-        position = self.position if isinstance(self.position, dict) else list(self.position)
+        """Return the mark as plain values."""
+        own = isinstance(self.position, dict)
+        position = encoded(self.position["own"]) if own else list(self.position)  # type: ignore[call-overload]
         return [self.number, self.first, self.count, position]
+
+    @staticmethod
+    def of_plain(number: int, first: int, count: int, position: Any) -> "Mark":
+        """Return the mark that ``plain`` stored."""
+        own = isinstance(position, str)
+        return Mark(number, first, count, {"own": decoded(position)} if own else position)
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
-    """Marks of an iteration, of many the first and the last, and as few between them as the spacing allows.
+    """Thin out many marks: keep the first, the last, and fewer the older they are.
 
-    So there are few in the longest run: what lies between two is a fraction of what came after.
+    The distance between two marks stays a fraction of the distance to the last one.
     """
     if len(marks) <= _MOST:
         return marks
@@ -74,13 +80,13 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 
 
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
-    """The last mark before an example, and the passes opened from there to the next one to be read.
+    """Return the last mark before an example, and the starts of later passes up to the next example.
 
     Args:
-        marks: of an iteration, rising; none before its first pass has been opened.
-        oldest: count of the example; ``after`` where that comes first.
-        following: count of the next example to be read.
-        after: the count just after the last example before it; one less where that is to be read again.
+        marks: marks of an iteration, ascending; empty before its first pass.
+        oldest: count of the oldest example needed.
+        following: count of the next example to read.
+        after: count just after the last example read; one less if that example is read again.
     """
     opened = [mark for mark in marks if mark.first <= following]
     if not opened:
@@ -91,53 +97,55 @@ def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> 
 
 
 Witness = tuple[int, int, int]
-"""The serial of an example, its fingerprint, and a digest of the rows of its pass up to it, where known."""
+"""Serial and fingerprint of an example, and a digest of the rows of its pass up to it, or 0."""
 
 
-class Witnesses:
-    """Some of the examples that a reader has read. One thread adds them while another saves a state.
+class ReplayFingerprints:
+    """Fingerprints of some examples. One thread adds them while another saves a state.
 
     Args:
-        spacing: one of so many examples is a witness.
-        world: ranks that share out serials.
+        spacing: examples per fingerprint.
+        world: number of ranks.
 
     Attributes:
-        rows_are_same: of the example compared last.
+        rows_are_same: whether the example compared last had the same rows.
     """
 
     def __init__(self, spacing: int = 1, world: int = 1) -> None:
         self._spacing, self._world = spacing, world
-        self._seen: list[Witness] = []  # never changed: another takes its place
+        self._seen: list[Witness] = []  # replaced, never changed in place
         self._expected: dict[int, Witness] = {}
         self.rows_are_same = True
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all fingerprints."""
         self._seen = []
 
     def add(self, serial: int, index: int, example: Any, rows: int = 0, *, always: bool = False) -> None:
-        """Remember an example, if it is to be a witness; its index in its pass is counted over all ranks."""
+        """Add the fingerprint of an example if it is selected; ``index`` counts over all ranks."""
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
             self._seen = [*self._seen[1 - _KEPT :], (serial, fingerprint(example), rows)]
 
-    def before(self, serial: int) -> list[list[int]]:
-        """The last few before a serial, as plain numbers: the same ones however far has been read ahead."""
-        return [list(witness) for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
+    def before(self, serial: int) -> list[int]:
+        """Return the last few before a serial, flat: the same however far the reader has read ahead."""
+        last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
+        return [number for witness in last for number in witness]
 
-    def expect(self, witnesses: list[list[int]]) -> None:
-        """What a state holds: these examples are to come again, as far as they are read again."""
-        self._seen = [(int(serial), int(known), int(rows)) for serial, known, rows in witnesses]
+    def expect(self, flat: list[int]) -> None:
+        """Expect the fingerprints of a state from the examples that are read again."""
+        numbers = iter(map(int, flat))
+        self._seen = list(zip(numbers, numbers, numbers, strict=True))
         self._expected = {witness[0]: witness for witness in self._seen}
 
     def is_as_before(self, serial: int, example: Any, rows: int = 0) -> bool:
-        """Whether an example that is read again is what it was, and of the same rows, as far as is known."""
+        """Whether an example that is read again matches its fingerprint, if there is one."""
         expected = self._expected.pop(serial, None)
         self.rows_are_same = expected is None or expected[2] == rows
         return expected is None or (self.rows_are_same and expected[1] == fingerprint(example))
 
 
 def fingerprint(example: Any) -> int:
-    """56 bits of what an example is made of, of a large array some elements; alike in every process."""
+    """Return a 56-bit digest of an example, of some elements for a large array."""
     digest = hashlib.blake2b(digest_size=7)
     for leaf in islice(_leaves(example), _LEAVES):
         digest.update(
@@ -151,7 +159,7 @@ def _leaves(value: Any) -> Iterator[Any]:
     parts = children(value)
     if not parts and hasattr(value, "__dict__") and not isinstance(value, np.ndarray | torch.Tensor | type):
         parts = list(vars(value).items())
-    if not parts or hasattr(value, "__array_interface__"):  # Pillow's images tell what they hold
+    if not parts or hasattr(value, "__array_interface__"):  # e.g. images of Pillow
         yield value
         return
     for name, part in parts:
@@ -160,12 +168,12 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _content(value: Any) -> bytes:
-    """What a leaf holds; nothing of what doesn't show it."""
+    """Return the content of a leaf; empty for opaque objects."""
     if isinstance(value, str | int | float | np.generic):
         return str(value).encode()
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
         plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-        plain = plain.view(_SIZED.get(plain.element_size(), plain.dtype))  # nothing can be taken of uint16
+        plain = plain.view(_SIZED.get(plain.element_size(), plain.dtype))  # torch.take lacks uint16
         chosen = torch.from_numpy(_places(plain.numel())).to(plain.device)
         value = plain.take(chosen).cpu().numpy()  # [_ELEMENTS] or fewer
     elif isinstance(value, bytes | bytearray | memoryview):
@@ -180,9 +188,9 @@ def _content(value: Any) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _places(size: int) -> NDArray[np.int64]:
-    """Which elements of an array to look at, rising: all of few, else random ones, always the same.
+    """Return the indices of the elements to digest, ascending: all, or a fixed random sample.
 
-    Evenly spaced ones may all be padding.
+    Evenly spaced elements might all be padding.
     """
     if size <= _ELEMENTS:
         return np.arange(size)
@@ -190,18 +198,16 @@ def _places(size: int) -> NDArray[np.int64]:
 
 
 class SequentialReader(Reader):
-    """Reads a source that can only be iterated.
+    """Reads an iterable.
 
-    Every rank passes over the examples of the others, unless the source gives each rank its own
-    (``set_share``). A source that can begin in the middle of a pass is not read from the beginning again.
-    What is iterated over is *counted*; each example of this rank has a count, a local number and a serial.
+    Each rank skips the examples of the others, unless the source shards itself (``set_share``). The *count*
+    of an example is its index over all ranks and passes. Each example of this rank has a count, a local
+    number and a serial.
 
     Args:
-        source: gives an iterator for each pass.
-        preparation: what happens to examples before the echo.
-        rank, world: this rank's serials are congruent to ``rank`` modulo ``world``.
-        check_length: told how many examples of all ranks a pass has, once one has ended, where the source
-            has no length of its own.
+        source: the iterable.
+        preparation: steps before the echo.
+        rank, world: serials of this rank are congruent to ``rank`` modulo ``world``.
     """
 
     reads_again = False
@@ -213,23 +219,21 @@ class SequentialReader(Reader):
         *,
         rank: int,
         world: int,
-        check_length: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._source, self._preparation = source, preparation
-        self._check_length: Callable[[int], None] | None = None if source.length is not None else check_length
         self._rank, self._world = rank, world
-        # Of the examples iterated over, every so many is this rank's, from this one on.
+        # This rank reads the counts congruent to the first modulo the second.
         self._kept, self._every = (0, 1) if source.set_share(rank, world) else (rank, world)
         self._own: Callable[[Any], Any] = preparation.own if preparation.length is None else source.own_batch
-        self._again: dict[int, Any] = {}  # examples that were read again, by count
+        self._again: dict[int, Any] = {}  # examples read again, by count
         self._iterator: Iterator[Any] | None = None
         self._count = 0
-        self._marks: list[Mark] = []  # never changed: another takes its place
-        self._witnesses = Witnesses(_WITNESSED if preparation.stacked else 1, world)
+        self._marks: list[Mark] = []  # replaced, never changed in place
+        self._witnesses = ReplayFingerprints(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
-        self._taken_up = False  # from a position within it
+        self._taken_up = False  # whether the pass was opened at a position
         self._last_pass: int | None = None
-        self._following: Mark | None = None  # of a restored state: where the iteration after it begins
+        self._following: Mark | None = None  # the start of the iteration after a restored state
 
     # Counts, local numbers, serials
 
@@ -241,7 +245,7 @@ class SequentialReader(Reader):
         return counts
 
     def _after(self, index: int) -> int:
-        """The count just after the last example before a local number."""
+        """Return the count just after the last example before a local number."""
         return (index - 1) * self._every + self._kept + 1 if index else 0
 
     # Passes
@@ -250,7 +254,7 @@ class SequentialReader(Reader):
         self._marks = []
         self._witnesses.clear()
         if abandoned_at is not None:
-            # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
+            # A multiple of the number of ranks, so that all agree on the sharding of the next pass.
             self._count = abandoned_at * self._every
         self._last_pass = None if passes is None else iteration * passes
         number = 0 if passes is None else (iteration - 1) * passes
@@ -260,7 +264,7 @@ class SequentialReader(Reader):
         return max(0, math.ceil((self._count - self._kept) / self._every))
 
     def _open(self, number: int, first: int | None = None, position: Position = ()) -> None:
-        """Open a pass, unless the iteration ends before it."""
+        """Open a pass unless the iteration has ended."""
         over = self._last_pass is not None and number >= self._last_pass
         if over and not position:
             position = self._source.position_after_pass()
@@ -276,7 +280,7 @@ class SequentialReader(Reader):
         self._marks = thinned([*self._marks, Mark(*self._pass, self._count, position)])
 
     def _next(self) -> tuple[int, Any] | None:
-        """The next example of any rank with its count; None at the end of the iteration."""
+        """Return the next example of any rank with its count; None at the end of the iteration."""
         while self._iterator is not None:
             try:
                 example = next(self._iterator, _ENDED)
@@ -290,21 +294,18 @@ class SequentialReader(Reader):
         return None
 
     def _end_pass(self) -> None:
-        """Go on to the next pass."""
+        """Open the next pass."""
         self._source.within = False
         number, first = self._pass
         length = self._count - first
-        if not length and self._taken_up:  # where it had ended when it told its position: this was its rest
+        if not length and self._taken_up:  # the position was the end of the pass
             self._open(number)
             return
         if not length:
             raise ValueError(
-                f"source: pass {number} over {self._source.name} is empty. If it can be iterated only once, "
-                "use epochs=1 or pass a function that returns a new iterator"
+                f"source: pass {number} over {self._source.name} is empty. If the source can be iterated "
+                "only once, use epochs=1, or pass a function that returns a new iterator"
             )
-        if self._check_length is not None:
-            self._check_length(length * self._world // self._every)
-            self._check_length = None
         self._open(number + 1)
         self._source.within = self._iterator is not None
 
@@ -322,32 +323,31 @@ class SequentialReader(Reader):
             number, example = following
             if number % self._every == self._kept:
                 serial, index_in_pass = self._serial(number), number - self._pass[1]
-                # The first after a mark always: it may be the only one that is read again.
+                # Always the first after a mark, which may be the only example that is read again.
                 first = marked and not claimed
                 self._witnesses.add(serial, index_in_pass, example, source.rows(self._iterator), always=first)
-                # Before the source goes on, which may put its next example into the same memory.
+                # Copy now: the source may put its next example into the same memory.
                 claimed.append((serial, self._own(example), index_in_pass))
         if not claimed:
             return None
         serials, examples, indices_in_pass = zip(*claimed, strict=True)
         return np.array(serials, dtype=np.int64), list(examples), indices_in_pass
 
-    def work(self, claim: SequentialClaim) -> Fresh:
+    def work(self, claim: SequentialClaim) -> FreshBlock:
         serials, raw, indices_in_pass = claim
-        # Passes that may differ in their order don't tell which example it is.
+        # The index identifies an example only if all passes have the same order.
         rows = None if self._source.reordered else indices_in_pass
         return self._preparation.fresh(
             serials, int(serials[-1]) // self._world + 1, raw.__getitem__,
             lambda position: self._source.origin(int(serials[position])), self._world, rows,
         )  # fmt: skip
 
-    # Where it stands
+    # States
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """The last mark before the oldest, the passes opened from there to the next example; witnesses."""
+        """Return the marks from the last before the oldest example on, and fingerprints."""
         source = self._source
-        # Within a pass the last example is read again, to see that it comes again; but what `iterate_from`
-        # begins has to be as it was.
+        # Read the last example again to compare it, unless ``iterate_from`` must continue after it.
         after = self._after(index) - (source.knows_rows or not source.seekable)
         (oldest,) = self._counts(np.array([oldest_serial]))
         marks = needed_marks(self._marks, oldest, index * self._every + self._kept, after)
@@ -356,8 +356,8 @@ class SequentialReader(Reader):
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Iterate again from the last mark before the oldest needed example up to the position."""
-        opened = [Mark(*plain) for plain in state[0]]
+        """Iterate again from the last mark before the oldest needed example up to the cursor."""
+        opened = [Mark.of_plain(*plain) for plain in state[0]]
         self._witnesses.expect(state[1])
         self._marks, self._again = [], {}
         if not opened:  # nothing has been read yet
@@ -366,7 +366,8 @@ class SequentialReader(Reader):
             return 0
         end = max(self._after(index), opened[-1].first)
         wanted = set(self._counts(needed))
-        mark = self._last_before(min([*wanted, end]), opened)
+        oldest = min([*wanted, end])
+        mark = next(mark for mark in reversed(opened) if mark.count <= oldest)
         if not mark.position:
             self._source.check_restart()
         self._count = mark.count
@@ -379,24 +380,15 @@ class SequentialReader(Reader):
         self._following = opened[-1] if self._iterator is None else None
         return reread
 
-    def _last_before(self, count: int, opened: list[Mark]) -> Mark:
-        mark = next((mark for mark in reversed(opened) if mark.count <= count), None)
-        if mark is None:
-            raise ValueError(
-                f"load_state_dict: example {count} of {self._source.name} lay in the buffer, but the state "
-                f"can only begin at example {opened[0].count}; restore an earlier state, or begin anew"
-            )
-        return mark
-
     def _read_again(self, end: int, wanted: set[int]) -> int:
-        """Iterate up to a count, keeping what is wanted; how many examples that was."""
+        """Iterate up to a count and keep the wanted examples; return the number of examples read."""
         reread = 0
         while self._count < end:
             following = self._next()
             if following is None:
                 raise ValueError(
-                    f"restoring: {self._source.name} ended at example {self._count}, before {end}; it "
-                    "must give the same examples again"
+                    f"load_state_dict: {self._source.name} ended at example {self._count}, before {end}; the "
+                    "source must yield the same examples again"
                 )
             number, example = following
             serial = self._serial(number)
@@ -415,7 +407,7 @@ class SequentialReader(Reader):
         self._preparation.alone = True
 
     def close(self) -> None:
-        # Without the lock: the garbage collector may come to a loader in a thread that holds it.
+        # Without a lock: the garbage collector may run in a thread that holds it.
         self._let_go()
         self._source.close()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.batch.whole import ToDevice
+from adaecho.echo.batch.device import ToDevice
 from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -76,7 +76,7 @@ def test_what_torch_does_not_find_is_refused(device: Any) -> None:
     kind = torch.device(device).type
     if FOUND[kind]:  # of the other kinds it is asked there, too
         pytest.skip(f"torch finds a {kind} device here; this asks what happens without one")
-    told = f"device='{device}': torch finds no {kind.upper()} device here; give None, or 'cpu'"
+    told = f"device='{device}': torch finds no {kind.upper()} device; pass None, or 'cpu'"
     with pytest.raises(ValueError, match=told):
         EchoLoader(arrays(4), 2, device=device)
 
@@ -99,7 +99,7 @@ def test_mappings_that_are_no_plain_dicts_are_moved() -> None:
     ordered = ToDevice("meta").move(OrderedDict(x=torch.ones(2)))
     assert type(ordered) is OrderedDict
     assert ordered["x"].device.type == "meta"
-    with pytest.raises(ValueError, match="a mappingproxy can't be made again"):
+    with pytest.raises(ValueError, match="class mappingproxy cannot be rebuilt"):
         ToDevice("meta").move(MappingProxyType({"x": torch.ones(2)}))
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.echo.batch.owners import Contents
+from adaecho.echo.batch.process_workers import WorkerStore
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stage import Fresh
+from adaecho.echo.order.stage import FreshBlock
 
 
 class Reader:
@@ -19,9 +19,9 @@ class Reader:
     def go_alone(self) -> None:
         pass
 
-    def work(self, claim: Any) -> Fresh:
+    def work(self, claim: Any) -> FreshBlock:
         self.read += claim[0].tolist()
-        return Fresh(claim[0], [[serial] for serial in claim[0].tolist()], 0)
+        return FreshBlock(claim[0], [[serial] for serial in claim[0].tolist()], 0)
 
     def again(self, serials: Any) -> Any:
         return (serials,)
@@ -29,7 +29,7 @@ class Reader:
 
 def contents(reader: Reader, *, resident: bool = False) -> Any:
     making: Any = SimpleNamespace(length=1, augmented=lambda _, examples: examples)
-    return Contents(reader, making, resident=resident)  # type: ignore[arg-type]
+    return WorkerStore(reader, making, resident=resident)  # type: ignore[arg-type]
 
 
 def use(owner: Any, serials: list[int], last: list[int]) -> Any:

@@ -151,9 +151,9 @@ class Opaque:
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        (4, r"the first \d batches of this DataLoader would be others.*`generator`"),
+        (4, r"the first \d batches of this DataLoader would differ.*`generator`"),
         # The oldest batch that is needed is the first of its pass.
-        (1, r"is another one than .*sampler draws from something that no seed"),
+        (1, r"differs from the example in .*sampler draws random numbers without a seed"),
     ],
 )
 @pytest.mark.parametrize("rows", [torch.arange(ROWS), [Opaque()] * ROWS], ids=["shown", "opaque"])

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import itertools
+import json
 import pickle
 import tracemalloc
 from collections import Counter
@@ -16,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from adaecho import EchoLoader
-from adaecho.echo.order import factor as factor_module
+from adaecho.echo.order import stream as stream_module
 from adaecho.echo.variants import MAX_FACTOR
 from tests.echo.sources import Dataset as Rows
 from tests.echo.sources import Stream, arrays, labels
@@ -28,15 +29,15 @@ ANSWERS: dict[str, tuple[list[Any], Any, str]] = {
     "shuffle": ([None, True, False], None, ""),
     "drop_last": ([True, False], None, ""),
     "collate_fn": ([None, list], None, ""),
-    "num_workers": ([0, 2], -1, "num_workers=-1: must be a whole number, at least 0"),
-    "prefetch_factor": ([None, 2], 1.5, r"prefetch=0.0: must be a whole number, at least 0"),
+    "num_workers": ([0, 2], -1, "num_workers=-1: must be an integer, at least 0"),
+    "prefetch_factor": ([None, 2], 1.5, r"prefetch=0.0: must be an integer, at least 0"),
     "persistent_workers": ([True, False], None, ""),
-    "sampler": ([None, SequentialSampler(range(9))], iter(()), "sampler=tuple_iterator: it has no length"),
-    "batch_sampler": ([None], THREE_BATCHES, r"batch_sampler=BatchSampler: batches are made after the echo.*"
+    "sampler": ([None, SequentialSampler(range(9))], iter(()), "sampler=tuple_iterator: the sampler"),
+    "batch_sampler": ([None], THREE_BATCHES, r"batch_sampler=BatchSampler: the loader makes batches.*"
                       r"EchoLoader\(data_loader, batch_size=None"),
     "pin_memory": ([False], True, "pin_memory=True: device='cuda' pins batches"),
-    "pin_memory_device": ([""], "cuda", "pin_memory_device='cuda': device= says"),
-    "timeout": ([0], 30, "timeout=30: give the source its time limit"),
+    "pin_memory_device": ([""], "cuda", "pin_memory_device='cuda': device= sets"),
+    "timeout": ([0], 30, "timeout=30: set the time limit in the source"),
     "worker_init_fn": ([None], print, "worker_init_fn=builtin_function_or_method: randomness is keyed"),
     "multiprocessing_context": ([None], "spawn", "multiprocessing_context='spawn': worker processes"),
     "generator": ([None], torch.Generator(), r"generator=Generator: .*seed=generator.initial_seed\(\)"),
@@ -143,7 +144,7 @@ def test_a_state_comes_before_what_set_epoch_said_before_and_epoch_tells_what_be
 def test_a_state_holds_plain_values_whatever_was_given() -> None:
     given: dict[str, Any] = {"echo": np.str_("batch"), "order": np.str_("stored"), "factor": Fraction(3, 2)}
     state = EchoLoader(Rows(20), 4, **given).state_dict()
-    assert through_torch_save(state)["settings"]["factor"] == 1.5
+    assert json.loads(through_torch_save(state)["settings"])["factor"] == 1.5
 
 
 def test_an_earlier_epoch_is_read_under_the_factor_in_force() -> None:
@@ -248,7 +249,7 @@ class Frame:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": "train.npz"}, "source='train.npz': text is no source of examples"),
+        ({"source": "train.npz"}, "source='train.npz': a string is not a source of examples"),
         ({"source": BATCHED}, r"batch_size=3: the source .DataLoader. makes batches, .*batch_size=None"),
         ({"source": EchoLoader(arrays(8), 4)}, r"batch_size=3: the source .EchoLoader. makes batches"),
         ({"source": {"x": [1, 2, 3], "label": [0, 1, 0]}}, r"not indexed by row; .* \{name: numpy"),
@@ -257,20 +258,20 @@ class Frame:
         ({"source": []}, "contains no examples"),
         ({"source": 5}, "neither indexable with a length nor iterable"),
         ({"source": {"a": np.zeros(3), "b": np.zeros(4)}}, r"different lengths \(3, 4\)"),
-        ({"source": Stream(9), "sampler": SequentialSampler(range(9))}, "can only be iterated"),
-        ({"source": Stream(9), "shuffle": True}, "shuffle=True: Stream can only be iterated.*shuffle_buffer"),
-        ({"sampler": SequentialSampler(range(9)), "shuffle": True}, "with shuffle=True: both decide the"),
-        ({"sampler": SequentialSampler(range(9)), "order": "stored"}, "with order='stored': both decide"),
+        ({"source": Stream(9), "sampler": SequentialSampler(range(9))}, "is an iterable"),
+        ({"source": Stream(9), "shuffle": True}, "shuffle=True: Stream is an iterable.*shuffle_buffer"),
+        ({"sampler": SequentialSampler(range(9)), "shuffle": True}, "with shuffle=True: both set the"),
+        ({"sampler": SequentialSampler(range(9)), "order": "stored"}, "with order='stored': both set"),
         ({"sampler": SequentialSampler(range(9)), "batch_size": None}, "with batch_size=None"),
-        ({"source": {"x": np.zeros((4, 2)), "name": np.array([*"abcd"])}}, "give numeric arrays"),
+        ({"source": {"x": np.zeros((4, 2)), "name": np.array([*"abcd"])}}, "pass numeric arrays"),
         ({"source": (torch.zeros(4, 2), torch.zeros(4, 2).bfloat16())}, "arrays is not numeric"),
-        ({"source": {"x": torch.zeros(4, 2, device="meta")}}, "give numeric arrays"),
-        ({"source": Stream(9), "order": "shards"}, "order='shards': Stream can only be iterated"),
-        *[({name: 3}, "must be a function; a int is none") for name in ("decode", "collate", "collate_fn")],
+        ({"source": {"x": torch.zeros(4, 2, device="meta")}}, "pass numeric arrays"),
+        ({"source": Stream(9), "order": "shards"}, "order='shards': Stream is an iterable"),
+        *[({name: 3}, "must be a function, got int") for name in ("decode", "collate", "collate_fn")],
         ({"batch_length": 3, "batch_size": None, "source": [1]}, "batch_length=3: must be a function"),
-        ({"augment": 3}, "augment: a int can't be called"),
-        ({"augment": (max,)}, r"a tuple is \(once, each_time\), and this one has 1 parts"),
-        ({"augment": (max, None)}, "a NoneType can't be called"),
+        ({"augment": 3}, "augment: a int is not callable"),
+        ({"augment": (max,)}, r"expected a tuple \(once, each_time\), got 1 parts"),
+        ({"augment": (max, None)}, "a NoneType is not callable"),
         ({"batch_size": None, "source": {"x": np.zeros((5, 8, 2))}}, "batch_size=None: arrays hold examples"),
         ({"batch_size": None, "order": "shards"}, "order='shards' with batch_size=None"),
         ({"batch_size": None, "augment": max}, "augment with batch_size=None"),
@@ -284,8 +285,8 @@ class Frame:
             ({"echo": "batch", "factor": factor}, r"^factor=.*: must be ")
             for factor in (None, True, "2", "lots", 0.5, float("nan"), float("inf"), MAX_FACTOR, [2])
         ],
-        ({"seed": 1.5}, "seed=1.5: must be a whole number$"),
-        ({"batch_size": np.float64(2)}, r"batch_size=.*: must be a whole number, at least 1"),
+        ({"seed": 1.5}, "seed=1.5: must be an integer$"),
+        ({"batch_size": np.float64(2)}, r"batch_size=.*: must be an integer, at least 1"),
         ({"batch_size": True}, "batch_size=True"),
         ({"epochs": np.int64(0)}, "epochs=.*at least 1"),
         ({"batch_size": 0}, "batch_size=0"),
@@ -297,7 +298,7 @@ class Frame:
         ({"shuffle": True, "order": "stored"}, "contradict each other"),
         ({"shuffle": False, "order": "shards"}, "contradict each other"),
         ({"shuffle": False, "shuffle_buffer": 5}, "shuffle=False with shuffle_buffer=5: a shuffle buffer sh"),
-        ({"prefetch_factor": 1.5, "num_workers": 1}, r"prefetch=.*must be a whole number"),
+        ({"prefetch_factor": 1.5, "num_workers": 1}, r"prefetch=.*must be an integer"),
         ({"epochs": 0}, "epochs=0"),
         ({"num_workers": -1}, "num_workers=-1"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
@@ -309,7 +310,7 @@ def test_what_can_not_be_is_refused_by_name(arguments: dict[str, Any], message: 
 
 
 def test_what_a_function_forgot_to_return_is_told() -> None:
-    with pytest.raises(ValueError, match="returned a NoneType, which can't be iterated; a function"):
+    with pytest.raises(ValueError, match="returned a NoneType, which is not iterable; a function"):
         next(iter(EchoLoader(lambda: None, 3, epochs=1)))
 
 
@@ -344,6 +345,8 @@ def test_an_echo_that_does_nothing_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="shuffle_buffer=0: all repeats of an exam") as caught:
         EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2)
     assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(UserWarning, match="echo='batch' with factor=1 repeats nothing; pass factor=2"):
+        EchoLoader(arrays(9), 3, echo="batch")
     for quiet in (
         {}, {"echo": "batch", "factor": "auto"}, {"shuffle_buffer": 9}, {"shuffle_buffer": 1000, "epochs": 1},
         {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 6},
@@ -351,8 +354,6 @@ def test_an_echo_that_does_nothing_is_warned_of() -> None:
         EchoLoader(arrays(9), 3, **quiet)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("source", [arrays(12), lambda: iter(range(12))], ids=["rows", "stream"])
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("arguments", "passes"),
     [
@@ -363,19 +364,18 @@ def test_an_echo_that_does_nothing_is_warned_of() -> None:
         ({"shuffle_buffer": 10**6, "epochs": 3}, "3.0"),
     ],
 )
-def test_a_buffer_of_several_passes_is_warned_of_once_a_pass_has_a_length(
-    arguments: dict[str, Any], passes: str, num_workers: int, source: Any
-) -> None:
-    told = pytest.warns(UserWarning, match=f"takes {passes} passes of the source's 12 examples")
-    with told as caught, EchoLoader(source, 3, num_workers=num_workers, **arguments) as loader:
-        next(iter(loader))
+def test_a_buffer_of_several_passes_is_warned_of(arguments: dict[str, Any], passes: str) -> None:
+    with pytest.warns(UserWarning, match=f"takes {passes} passes over the source's 12 examples") as caught:
+        EchoLoader(arrays(12), 3, **arguments)
     assert len(caught) == 1
 
 
 def test_passes_of_whole_batches_are_told_too() -> None:
-    source = torch.arange(12).split(3).__iter__
-    with pytest.warns(UserWarning, match=r"batch_shuffle_buffer=16: .* 2.0 passes of the source's 4 batches"):
-        next(iter(EchoLoader(source, None, echo="batch", factor=2, batch_shuffle_buffer=16)))
+    source = list(torch.arange(12).split(3))
+    with pytest.warns(
+        UserWarning, match=r"batch_shuffle_buffer=16: .* 2.0 passes over the source's 4 batches"
+    ):
+        EchoLoader(source, None, echo="batch", factor=2, batch_shuffle_buffer=16)
 
 
 @pytest.mark.parametrize(("echo", "factor"), [("none", 1), ("example_before_augmentation", 3), ("batch", 3)])
@@ -393,7 +393,7 @@ def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str, 
 def test_batches_under_a_factor_that_is_not_whole_are_counted_in_blocks(
     echo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factor_module, "_COUNTED", 7)
+    monkeypatch.setattr(stream_module, "_COUNTED", 7)
     common: dict[str, Any] = {"echo": echo, "factor": 1.6, "shuffle_buffer": 9, "epochs": 2}
     for rank, world in ((0, 1), (0, 3), (1, 3), (2, 3)):
         loader = EchoLoader(arrays(100), 3, rank=rank, world_size=world, **common)
@@ -415,4 +415,4 @@ def test_numpy_scalars_are_plain_numbers() -> None:
         assert labels(loader, 3) == labels(plain, 3)
         state = through_torch_save(loader.state_dict())
         plain.load_state_dict(state)
-    assert {type(value) for value in state["settings"].values()} <= {int, float, str, bool, type(None)}
+    assert plain.state_dict()["settings"] == state["settings"]

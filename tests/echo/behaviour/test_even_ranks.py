@@ -60,7 +60,7 @@ def test_the_length_is_true_before_within_and_after_a_pass_that_was_broken_off(v
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": Stream(9)}, "epochs=1 with world_size=2: Stream can only be iterated"),
+        ({"source": Stream(9)}, "epochs=1 with world_size=2: Stream is an iterable"),
         ({"echo": "batch", "factor": "auto"}, "factor='auto' with epochs=1 and world_size=2"),
         ({"max_bad_examples": 3}, "max_bad_examples=3 with epochs=1 and world_size=2"),
     ],
@@ -109,7 +109,7 @@ DECLARED: dict[str, Any] = {
 
 @pytest.mark.parametrize("source", UNDECLARED.values(), ids=UNDECLARED)
 def test_batches_whose_part_nobody_declares_are_warned_of_once(source: Any) -> None:
-    message = r"each of 2 ranks takes all batches .*rank=0, world_size=1"
+    message = r"each of 2 ranks reads all batches .*rank=0, world_size=1"
     with pytest.warns(UserWarning, match=message) as caught:
         next(iter(EchoLoader(source, None, **RANKS)))
     assert [warning.filename for warning in caught] == [__file__]

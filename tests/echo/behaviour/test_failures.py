@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.read.chunks import is_of_machine
 from adaecho.echo.variants import VARIANTS
 from tests.echo.behaviour.test_split_augmentation import fail
 from tests.echo.record_streams import Fetched
@@ -179,17 +179,6 @@ def test_shapes_that_differ_name_two_examples() -> None:
         told = caught(sizes, num_workers=num_workers)
         assert "shapes, (3,) and (4,)" in told
         assert "while collating example 3 (counted from 0 over all passes) of sizes and example 4 (c" in told
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataset_that_grows_between_iterations_is_refused(num_workers: int) -> None:
-    """Its order is of the rows that there were: further ones would never be read."""
-    rows = list(range(8))
-    with EchoLoader(rows, 4, epochs=1, num_workers=num_workers) as loader:
-        assert sorted(row for batch in loader for row in batch.tolist()) == rows
-        rows.append(8)
-        with pytest.raises(ValueError, match="list has 9 rows, and had 8 when this EchoLoader was made"):
-            next(iter(loader))
 
 
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])

@@ -16,7 +16,7 @@ import pytest
 import adaecho.echo
 from adaecho import EchoLoader
 from adaecho.echo import variants as echoes
-from adaecho.echo.memory.tree import collate
+from adaecho.echo.memory.pytree import collate
 from tests.echo.read.test_marks import Seekable
 from tests.echo.sources import (  # fmt: skip
     IDS,
@@ -145,7 +145,7 @@ def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
                 if len(seen) % 3 == 0:
                     state = profiler.during(loader.state_dict)
                     # A loader that went back marks its source elsewhere.
-                    del state["clocks"], state["digest"], state["reread_examples"], state["progress"]
+                    del state["timers"], state["reread_examples"], state["progress"]
                     seen.append(str(state))
     return seen
 
@@ -273,7 +273,7 @@ def test_a_state_that_another_thread_asks_for_while_a_batch_is_taken_is_that_bef
         assert soon(lambda: loader._taking)
         state = loader.state_dict()
         assert state["fresh_examples"] == 8
-        with pytest.raises(RuntimeError, match="another thread is taking a batch"):
+        with pytest.raises(RuntimeError, match="another thread is requesting a batch"):
             next(iterator)
         source.go.set()
         thread.join(200)

@@ -306,7 +306,7 @@ def test_processes_that_lose_their_parent_end_without_a_word(
         (
             Dataset(40),
             {"augment": seeded},
-            "no worker processes can be forked here: all of it works in place",
+            "cannot fork worker processes, so all work is inline",
         ),
     ],
     ids=["threads", "inline"],

@@ -88,7 +88,7 @@ def test_what_iterates_otherwise_the_second_time_is_reported() -> None:
     loader = EchoLoader(lambda: iter(range(next(lengths))), 2, epochs=1)
     list(islice(loader, 4))
     state = loader.state_dict()
-    with pytest.raises(ValueError, match="must give the same examples again"):
+    with pytest.raises(ValueError, match="must yield the same examples again"):
         loader.load_state_dict(state)
 
 
@@ -108,7 +108,7 @@ def test_what_can_not_be_decoded_again_is_never_swapped(source: Any) -> None:
     restored.load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match="not this time") as caught:
         list(islice(restored, 40))
-    assert "again, as the buffer held it; it could be read before" in caught.value.__notes__[0]
+    assert "again for the buffer; the first read succeeded" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("decode", [None, lambda batch: batch["x"]], ids=["", "decode"])

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import default_collate
 
 from adaecho import EchoLoader
-from adaecho.echo.memory.tree import collate, duplicate
+from adaecho.echo.memory.pytree import collate, duplicate
 from tests.echo.others import plain
 from tests.echo.sources import IDS, VARIANTS, AddNoise, Dataset
 
@@ -142,7 +142,7 @@ def test_a_picture_in_a_batch_is_named_with_what_to_do() -> None:
     with pytest.raises(TypeError) as raised:
         next(iter(EchoLoader(Dataset(4, pictures), 2, order="stored")))
     notes = "\n".join(raised.value.__notes__)
-    assert "convert in decode= or augment=, e.g. numpy.asarray(image); or give collate=" in notes
+    assert "convert in decode= or augment=, e.g. numpy.asarray(image); or pass collate=" in notes
     assert "while collating example 0 of Dataset" in notes
     assert "differ" not in notes
     with pytest.raises(ValueError, match=r"block needs examples of one shape.*convert in decode="):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.batch.whole import batch_length
-from adaecho.echo.memory.tree import duplicate
+from adaecho.echo.batch.device import batch_length
+from adaecho.echo.memory.pytree import duplicate
 from tests.helpers import through_torch_save
 
 RAGGED = [torch.zeros(10 + row, 12, 3) for row in range(8)]  # as a detection collate leaves them
@@ -46,7 +46,7 @@ def test_eight_examples_are_eight(kind: str) -> None:
 
 @pytest.mark.parametrize("batch", ["text", 3, ("train", 3), {"epoch": 3}, torch.zeros(()), object()])
 def test_what_tells_nothing_needs_a_function(batch: Any) -> None:
-    with pytest.raises(ValueError, match="give batch_length="):
+    with pytest.raises(ValueError, match="pass batch_length="):
         next(iter(EchoLoader([batch], None)))
     loader = EchoLoader([batch], None, batch_length=lambda given: 7 if given is not None else 0)
     list(islice(loader, 2))

@@ -88,9 +88,7 @@ def test_beside_under_ddp(on_two_ranks: OnTwoRanks) -> None:
     saw = on_two_ranks("ddp")
     for rank in saw:
         assert rank["again"] == rank["seen"][1]  # after set_epoch(1)
-        assert (
-            "EchoLoader shares out the examples among the ranks itself; leave the sampler" in rank["sampler"]
-        )
+        assert "EchoLoader itself shards the examples; leave out the sampler" in rank["sampler"]
         assert "has no attribute 'sampler'" in rank["its_set_epoch"]
     assert_shared_out([rank["by_sampler"] for rank in saw])
 
@@ -136,7 +134,7 @@ def test_no_thread_of_gloo_is_left_with_a_state_of_all_ranks(
         with make() as loader:
             next(iter(loader))
             state = loader.state_dict()
-            assert [own["fresh_examples"] for own in state["ranks"]] == [loader.fresh_examples]
+            assert (state["ranks"], state["0.fresh_examples"]) == (1, loader.fresh_examples)
         assert during[0]  # else the line below shows nothing
         assert not gloo_threads_besides(before)
     finally:
@@ -147,14 +145,15 @@ def test_a_state_of_all_ranks_needs_as_many() -> None:
     with make() as loader, make(rank=1, world_size=2) as other:
         next(iter(loader))
         state = loader.state_dict()
-        (own,) = state["ranks"]
+        own = {name.removeprefix("0."): value for name, value in state.items()}
+        del own["ranks"]
         for into, given, message in (
-            (loader, {"ranks": [own, own]}, "the state is that of 2 ranks, and there are 1 now"),
+            (loader, {**state, "ranks": 2}, "2 ranks saved this state within an iteration, but 1 load it"),
             (EchoLoader(torch.arange(9), 2), state, "load_state_dict: batch_size was 8"),
             (
                 other,
                 own,
-                "rank was 0 and is 1 now; within an iteration each rank goes on.*state_of_all_ranks",
+                "rank was 0 and is 1 now; within an iteration each rank resumes.*state_of_all_ranks",
             ),
         ):
             with pytest.raises(ValueError, match=message):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.memory import budget
+from adaecho.echo.memory import pool as budget
 from adaecho.echo.memory.pool import ResidentPool
-from adaecho.echo.memory.tree import Columns, TreeSpec
-from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.stage import Fresh, Stage
-from adaecho.echo.order.stream import Stream
+from adaecho.echo.memory.pytree import Columns, TreeSpec
+from adaecho.echo.order.stage import EchoStage, FreshBlock
+from adaecho.echo.order.stream import Factor, Stream
 from tests.echo import sources
 from tests.echo.sources import Dataset, arrays
 
@@ -22,7 +21,7 @@ from tests.echo.sources import Dataset, arrays
 @pytest.mark.parametrize("make", [Dataset, sources.Stream, arrays])
 def test_a_buffer_beyond_all_memory(make: Any) -> None:
     source = make(9)
-    with pytest.raises(ValueError, match=r"needs 11,175\.9 GiB, .* reduce shuffle_buffer"):
+    with pytest.raises(ValueError, match=r"needs 14,901\.2 GiB, .* reduce shuffle_buffer"):
         EchoLoader(source, 3, shuffle_buffer=10**12, epochs=1)  # endless, so many passes are refused first
     assert getattr(source, "reads", 0) == 0
     with pytest.raises(ValueError, match=r"^batch_shuffle_buffer: needs .* reduce batch_shuffle"):
@@ -97,8 +96,8 @@ def test_rows_beyond_32_bits() -> None:
     first = (1 << 31) - 2
     source = np.broadcast_to(np.zeros(1, np.uint8), (first + 50,))  # of one byte
     numbers = np.arange(50)
-    fresh = iter([Fresh(numbers, first + numbers, 50)])
+    fresh = iter([FreshBlock(numbers, first + numbers, 50)])
     pool = ResidentPool(Columns(TreeSpec("array"), [source]))
     stream = Stream(0, 8, Factor(0, 1), rank=0, world=1, begin=0, bad=[])
-    stage = Stage(lambda _: next(fresh, None), pool, stream, rows=pool.rows)
+    stage = EchoStage(lambda _: next(fresh, None), pool, stream)
     assert sorted(stage.take(50).rows) == list(range(first, first + 50))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.memory.tree import num_bytes
+from adaecho.echo.memory.pytree import num_bytes
 
 ROW = np.dtype([("x", "f4", (3,)), ("y", "i8")])
 

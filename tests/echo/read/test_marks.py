@@ -9,7 +9,6 @@ import pytest
 
 from adaecho import EchoLoader
 from adaecho.echo.read.sequential import Mark, needed_marks, thinned
-from adaecho.echo.state import sealed
 from tests.echo.others import plain
 from tests.echo.sources import held_serials
 from tests.helpers import through_torch_save
@@ -78,15 +77,6 @@ def test_marks_stay_few_and_near() -> None:
         found = needed_marks(marks, oldest, now, now)
         assert len(found) == 1
         assert oldest - max(2, (now - oldest) // 8) <= found[0].count <= oldest
-
-
-def test_a_state_that_can_not_reach_its_oldest_example_says_so() -> None:
-    loader = EchoLoader(Seekable(1000), 2, shuffle_buffer=8)
-    list(islice(loader, 20))
-    state = loader.state_dict()
-    state["progress"] = [[0, 0, state["next_index"], [state["next_index"]]]]
-    with pytest.raises(ValueError, match=r"of Seekable lay in the buffer, but the state can only begin at"):
-        loader.load_state_dict(sealed(state))
 
 
 def test_a_position_must_be_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
-from adaecho.echo.order.factor import AutoFactor
-from adaecho.echo.threads.timers import Counters, Timers
+from adaecho.echo.order.stream import AutoFactor
+from adaecho.echo.stats import Counters, Timers
 from adaecho.echo.variants import MAX_FACTOR
 from tests.conftest import HandClock
 from tests.echo.sources import Dataset as Rows
@@ -46,7 +46,7 @@ def test_clocks_by_hand(clock: HandClock) -> None:
     assert clocks.ratio == pytest.approx(3)
     other = Timers(lambda: counters)
     assert other.ratio is None
-    other.load_state_dict(clocks.state_dict())
+    other.load_state(clocks.state())
     assert other.ratio == clocks.ratio
 
 
@@ -200,8 +200,8 @@ def test_the_automatic_factor_goes_on_after_a_resume(echo: str) -> None:
     with make() as restored:
         restored.load_state_dict(state)
         assert restored.factor == 3
-        level = "batches" if echo == "batch" else "examples"
-        assert restored.factor_changes == [tuple(change) for change in state["factors"][level][1:]]
+        flat = state["batch_factors" if echo == "batch" else "example_factors"]
+        assert restored.factor_changes == list(zip(flat[2::2], flat[3::2], strict=True))
         assert labels(restored, 4) == expected
 
 

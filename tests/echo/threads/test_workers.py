@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.threads import PoolThread
 from tests.echo.sources import Broken, Dataset, Halting, Stream, arrays, labels, soon
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -49,7 +49,7 @@ def test_an_exception_reaches_the_caller_with_traceback_and_origin(num_workers: 
     assert "example 7 of Broken" in caught.value.__notes__[0]
     assert "max_bad_examples=0" in caught.value.__notes__[0]
     assert loader.fresh_examples == 4
-    with pytest.raises(RuntimeError, match="stopped by an error"):
+    with pytest.raises(RuntimeError, match="an error stopped this EchoLoader"):
         next(iterator)
     assert_no_threads_soon()
 

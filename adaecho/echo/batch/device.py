@@ -1,0 +1,144 @@
+"""Batches of any form: copies to a device during the step, and the number of examples."""
+
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from adaecho.echo.memory.pytree import children, with_children
+
+
+class ToDevice:
+    """Copies batches to a device in the loader's threads.
+
+    For CUDA it pins a batch and copies it on a separate stream, during the step on the previous batch. Batch
+    echo repeats batches on the device.
+
+    Args:
+        device: target device; None leaves batches unchanged.
+
+    Raises:
+        ValueError: torch does not know the device, or does not find it.
+    """
+
+    def __init__(self, device: str | torch.device | None) -> None:
+        try:
+            self._device = None if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"device={device!r}: unknown to torch ({error})") from error
+        self._cuda = self._device is not None and self._device.type == "cuda"
+        if self._device is not None and not _is_found(self._device):
+            kind = self._device.type.upper()
+            raise ValueError(f"device='{device}': torch finds no {kind} device; pass None, or 'cpu'")
+        if self._device == torch.device("cuda"):
+            # This thread's current device: in the loader's threads it would be the first device.
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._stream: torch.cuda.Stream | None = None
+
+    def move(self, batch: Any) -> Any:
+        """Return the batch on the device; called by the loader's threads."""
+        if self._device is None:
+            return batch
+        if not self._cuda:
+            return on_tensors(batch, lambda tensor: tensor.to(self._device))
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            moved = on_tensors(batch, self._copy)
+        # The loader's thread waits, not the consumer.
+        self._stream.synchronize()
+        return moved
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        # torch pins CPU tensors only.
+        pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+        return pinned.to(self._device, non_blocking=True)
+
+    def received(self, batch: Any) -> None:
+        """Record, in the consumer's thread, that its stream uses the memory."""
+        if not self._cuda:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        # A thread may have cloned a repeat, on the default stream.
+        stream.wait_stream(torch.cuda.default_stream(self._device))
+        on_tensors(batch, lambda tensor: tensor.record_stream(stream))
+
+
+def _is_found(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_available()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return True
+
+
+def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
+    """Apply a function to each tensor of a batch; other parts stay unchanged.
+
+    Raises:
+        ValueError: the batch is a mapping of a class that cannot be rebuilt.
+    """
+    if isinstance(batch, torch.Tensor):
+        return call(batch)
+    # A UserDict is, e.g., the BatchEncoding of Hugging Face.
+    if isinstance(batch, dict | UserDict | list | tuple):
+        return with_children(batch, [on_tensors(part, call) for _, part in children(batch)])
+    if isinstance(batch, Mapping):
+        raise ValueError(
+            f"device=: a batch of class {type(batch).__name__} cannot be rebuilt from its fields; return a "
+            "dict or a UserDict, or leave out device"
+        )
+    return batch
+
+
+def batch_length(batch: Any) -> int:
+    """Return the number of examples in a batch.
+
+    * An array or tensor: its leading length.
+    * A mapping or tuple of columns: the leading length of the first array. Without arrays: the length of the
+      first mapping, tuple or list, with one entry for each example.
+    * A list: the leading length that all its arrays share, as ``default_collate`` makes; else its length.
+
+    Raises:
+        ValueError: none of these applies.
+    """
+    length = _length(batch)
+    if length is None:
+        raise ValueError(
+            f"source: the number of examples in a batch of class {type(batch).__name__} is unknown; pass "
+            "batch_length=, a function of the batch"
+        )
+    return length
+
+
+def _length(value: Any) -> int | None:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return int(shape[0]) if len(shape) else None
+    if isinstance(value, str | bytes):
+        return None
+    if isinstance(value, list):
+        leading = _leading_lengths(value)
+        return leading[0] if leading and len(set(leading)) == 1 else len(value)
+    if isinstance(value, Mapping):
+        return _of_columns(list(value.values()))
+    if isinstance(value, tuple):
+        return _of_columns(value)
+    return len(value) if hasattr(value, "__len__") else None
+
+
+def _of_columns(columns: Iterable[Any]) -> int | None:
+    leading = _leading_lengths(columns)
+    if leading:
+        return leading[0]
+    lengths = (len(column) if isinstance(column, tuple | list) else _length(column) for column in columns)
+    return next((length for length in lengths if length is not None), None)
+
+
+def _leading_lengths(values: Iterable[Any]) -> list[int]:
+    """Leading lengths of the arrays in a sequence."""
+    shapes = [getattr(value, "shape", None) for value in values]
+    return [int(shape[0]) for shape in shapes if isinstance(shape, tuple) and len(shape)]

@@ -1,0 +1,441 @@
+"""Worker processes that read, cache, decode and augment examples.
+
+The worker that reads an example caches it until its last use. The loader's process handles tokens instead of
+examples: serial and worker in one number. All decisions rest on identities, so batches are bit for bit the
+same as without processes. Examples of an iterable are read here and sent to the workers.
+
+Workers are forked, not spawned: no main script is imported again, and only requests and answers are pickled.
+Large arrays return in memory that both processes map. A worker ends with its pipe, or with its parent.
+"""
+
+import copyreg
+import io
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adaecho.echo.batch.batches import BatchBuilder
+from adaecho.echo.memory.pool import Examples, check_memory, singles_of
+from adaecho.echo.memory.pytree import Columns, duplicate, empty, num_bytes, same_layout, stack
+from adaecho.echo.order import keyed
+from adaecho.echo.order.stage import FreshBlock
+from adaecho.echo.read.chunks import Reader
+from adaecho.echo.threads import PoolThread, Shutdown, picklable_error
+
+_LEAST_BYTES = 1 << 14  # the pipe is as fast for smaller arrays
+_LOOK_EVERY_S = 0.5  # interval between checks that the parent lives
+_END_S = 1.0  # for a process to end by itself
+Handler = Callable[..., Any]
+Ticket = tuple[threading.Lock, threading.Lock]
+"""Locks that are held until the previous answer, and this one, have been received."""
+
+
+class ProcessDiedError(RuntimeError):
+    """A worker process exited or was killed."""
+
+
+def can_fork() -> bool:
+    """Whether this process can fork workers. macOS libraries do not survive it; daemons may not."""
+    forks = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+    return forks and not multiprocessing.current_process().daemon
+
+
+@dataclass
+class Shared:
+    """An answer whose large arrays lie in the memory of its slot, until the slot is used again."""
+
+    value: Any
+
+
+class WorkerProcess:
+    """One worker process.
+
+    Args:
+        make: called in the process; returns the handler of requests.
+        others: workers forked before, whose pipes this one must close.
+        slots: number of answers whose arrays may exist at the same time.
+        slot_bytes: bytes of each slot; the system commits a page at its first write.
+    """
+
+    def __init__(
+        self, make: Callable[[], Handler], others: Sequence["WorkerProcess"], *, slots: int, slot_bytes: int
+    ) -> None:
+        self._memory = mmap.mmap(-1, slots * slot_bytes)
+        self._sending, self._last = threading.Lock(), threading.Lock()
+        self.closed = False
+        context = multiprocessing.get_context("fork")
+        self._connection, self._there = context.Pipe()
+        held = [self._connection, *(other._connection for other in others)]
+        self._process = context.Process(
+            target=_serve, args=(self._there, held, self._memory, slot_bytes, make), name="adaecho",
+            daemon=True,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Fork the process."""
+        # Block Ctrl-C until the child ignores it. Python warns of a fork while threads exist.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._there.close()
+
+    def send(self, slot: int, *request: Any) -> Ticket:
+        """Send a request. The caller must receive the answer, so the main thread must not call this."""
+        body = _dumps((slot, request))
+        with self._sending:
+            ticket = self._last, threading.Lock()
+            self._last = ticket[1]
+            ticket[1].acquire()
+            with suppress(OSError):  # ``receive`` reports it
+                self._connection.send_bytes(body)
+        return ticket
+
+    def receive(self, ticket: Ticket) -> Any:
+        """Return the answer, or raise the error of its handler.
+
+        Raises:
+            ProcessDiedError: the process has ended.
+        """
+        start, (before, turn) = time.perf_counter(), ticket
+        before.acquire()
+        try:
+            spans, body = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            if self.closed:
+                raise Shutdown from None
+            self._process.join(_END_S)
+            raise ProcessDiedError(
+                f"a worker process of this EchoLoader ended with exit code {self._process.exitcode} in "
+                "__getitem__, decode or augment, or was killed for lack of memory; num_workers=0 runs these "
+                "in the main process"
+            ) from None
+        finally:
+            turn.release()
+        parts = [memoryview(self._memory)[begin:end] for begin, end in spans]
+        good, result, busy_s = pickle.loads(body, buffers=parts)
+        thread = threading.current_thread()
+        if isinstance(thread, PoolThread):
+            thread.elsewhere_s += busy_s - (time.perf_counter() - start)
+        if not good:
+            error, where = result
+            error.add_note(f"in a worker process:\n{where}")
+            raise error from None
+        return result.value if isinstance(result, Shared) else result
+
+    def kill(self) -> None:
+        """Kill the process; threads that wait for answers stop."""
+        self.closed = True
+        if self._process.ident is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process, while no thread waits for an answer."""
+        self.closed = True
+        self._connection.close()
+        if self._process.ident is not None:
+            self._process.join(_END_S)
+            self._process.kill()
+            self._process.join()
+
+
+def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5, buffer_callback=put)
+    # Pickle stores all memory behind a tensor, even if the tensor is a view of a part.
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda one: one.clone().__reduce_ex__(5)}
+    pickler.dump(value)
+    return file.getvalue()
+
+
+def _serve(
+    connection: Any, others: list[Any], memory: Any, slot_bytes: int, make: Callable[[], Handler]
+) -> None:
+    # The parent handles these signals. SIG_IGN would also apply to commands that a dataset starts.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for other in others:
+        other.close()  # otherwise other workers would not see the end of their pipes
+    torch.set_num_threads(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)  # its threads exist only in the parent
+    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
+    handler = make()
+    while (request := requests.get()) is not None:
+        start, spans = time.perf_counter(), list[tuple[int, int]]()
+        try:
+            slot, arguments = pickle.loads(request)
+            result = handler(*arguments)
+            put = None
+            if isinstance(result, Shared):
+                put = _shared(memory, slot * slot_bytes, (slot + 1) * slot_bytes, spans)
+            body = _dumps((True, result, time.perf_counter() - start), put)
+        except Exception as error:
+            spans, body = [], _dumps((False, (picklable_error(error), traceback.format_exc().rstrip()), 0.0))
+        try:
+            connection.send_bytes(pickle.dumps((spans, body)))
+        except OSError:  # the parent has closed the pipe
+            return
+
+
+def _listen(connection: Any, requests: SimpleQueue[bytes | None], parent: int) -> None:
+    """Receive requests at once, so that the sender never waits."""
+    with suppress(EOFError, OSError):
+        while os.getppid() == parent:
+            if connection.poll(_LOOK_EVERY_S):
+                requests.put(connection.recv_bytes())
+    requests.put(None)
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os._exit(0)
+
+
+def _shared(
+    memory: mmap.mmap, begin: int, end: int, spans: list[tuple[int, int]]
+) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return a callback for a pickler that moves large arrays into a slot and records their spans."""
+
+    def put(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        start = -(-(spans[-1][1] if spans else begin) // 64) * 64
+        if raw.nbytes < _LEAST_BYTES or start + raw.nbytes > end:
+            return True
+        memory[start : start + raw.nbytes] = raw
+        spans.append((start, start + raw.nbytes))
+        return False
+
+    return put
+
+
+_MEMORY_BYTES = 1 << 28  # for the arrays of one batch in transit, over all workers
+_SMALL_BYTES = 1 << 20  # two batches up to this size are made at once
+
+Tokens = NDArray[np.int64]
+"""Serial and worker of an example, in one number."""
+
+
+class WorkerStore:
+    """The examples of one worker, in its process.
+
+    Args:
+        reader, making: those of the loader.
+        resident: the source's rows lie in memory, so that each use is read and nothing is cached.
+    """
+
+    def __init__(self, reader: Reader, making: BatchBuilder, *, resident: bool) -> None:
+        # Code that draws from the global generators against the rules must not repeat across workers.
+        key = int.from_bytes(os.urandom(8), "little")
+        keyed.seed_globally(key, key >> 1)
+        reader.go_alone()
+        self._reader, self._making, self._resident = reader, making, resident
+        self._examples: dict[int, Any] = {}  # by serial
+
+    def __call__(self, what: str, *arguments: Any) -> Any:
+        return self._read(*arguments) if what == "read" else self._made(*arguments)
+
+    def _read(self, claim: Any) -> FreshBlock:
+        fresh = self._reader.work(claim)
+        read = fresh.examples
+        singles = map(duplicate, read.examples()) if isinstance(read, Columns) else read
+        self._examples.update(zip(fresh.serials.tolist(), singles, strict=True))
+        size = 0
+        if len(fresh.serials):
+            size = read.example_bytes if isinstance(read, Columns) else num_bytes(read[0])
+        return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, size)
+
+    def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
+        serials = items >> keyed.ECHO_BITS
+        if self._resident:
+            examples = singles_of(self._reader.work(self._reader.again(serials)).examples)
+        else:  # a write into one use must not change the others
+            examples = [
+                self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
+                for serial, is_last in zip(serials.tolist(), last.tolist(), strict=True)
+            ]
+        made = self._making.augmented(items, examples)
+        if isinstance(made, list) and self._making.length is None:
+            made = stack(made) or made
+        return Shared(made) if isinstance(made, Columns) else made
+
+
+class Sent(NamedTuple):
+    """Requests of a batch: slot, number of examples, and for each worker their indices and the ticket."""
+
+    slot: int
+    length: int
+    parts: list[tuple[NDArray[np.int64], WorkerProcess, Any]]
+
+
+class WorkerProcesses:
+    """Worker processes in place of the reader, the pool and the augmentation.
+
+    Args:
+        number: number of processes.
+        world: number of ranks.
+        reader, making: those of the loader.
+        buffered: examples in the buffer before batches.
+        resident: rows in memory, read at each use instead of before it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        reader: Reader,
+        making: BatchBuilder,
+        *,
+        world: int,
+        buffered: int,
+        resident: Columns | None,
+    ) -> None:
+        self._number, self._reader, self._making, self._world = number, reader, making, world
+        self._buffered, self._resident = buffered, resident is not None
+        self._example_bytes = 0 if resident is None else resident.example_bytes
+        self._left: dict[int, int] = {}  # remaining uses of each token
+        self._all: list[WorkerProcess] = []
+        self._choosing, self._closing = threading.Lock(), threading.Lock()
+        self._reads, self._given = (
+            [0] * number,
+            [0] * number,
+        )  # reads in progress, and examples so far, of each
+        self._slots: SimpleQueue[int] = SimpleQueue()
+        self._num_slots = number + 2  # threads that make batches, and one that remakes some
+        for slot in range(self._num_slots):
+            self._slots.put(slot)
+
+    # Called by a thread that no interrupt reaches
+
+    def begin(self) -> None:
+        """Fork the processes. No thread of the loader may be working."""
+        reader, making, resident = self._reader, self._making, self._resident
+        slot_bytes = _MEMORY_BYTES // self._number // 64 * 64
+        for _ in range(self._number):
+            worker = WorkerProcess(
+                lambda: WorkerStore(reader, making, resident=resident), self._all, slots=self._num_slots,
+                slot_bytes=slot_bytes,
+            )  # fmt: skip
+            self._all.append(worker)  # before the start, or an interrupt would lose it
+            worker.start()
+
+    def kill(self) -> None:
+        """Kill the processes."""
+        for worker in self._all:
+            worker.kill()
+
+    def close(self) -> None:
+        """End the processes, while nobody waits for their answers."""
+        with self._closing:
+            while self._all:
+                self._all.pop().close()
+
+    # Called by threads
+
+    def read(self, claim: Any) -> FreshBlock:
+        """Let a worker read a claim; return tokens."""
+        serials = claim[0]
+        if self._resident:
+            workers = serials // self._world % self._number
+            return FreshBlock(serials, serials * self._number + workers, claim[2])
+        with self._choosing:  # the least busy worker, then the one with the fewest examples
+            number = min(range(self._number), key=lambda n: (self._reads[n], self._given[n]))
+            self._reads[number] += 1
+            self._given[number] += len(serials)
+        try:
+            worker = self._all[number]
+            fresh: FreshBlock = worker.receive(worker.send(0, "read", claim))
+        finally:
+            with self._choosing:
+                self._reads[number] -= 1
+        if fresh.example_bytes and not self._example_bytes:
+            check_memory(self._buffered * fresh.example_bytes)
+            self._example_bytes = fresh.example_bytes
+        fresh.examples = fresh.serials * self._number + number
+        return fresh
+
+    def batches_at_once(self) -> int:
+        """Number of batches to make at once: two if they are small, where transfer dominates, else one."""
+        pair = 2 * self._making.batch_size * self._example_bytes
+        return 2 if 0 < pair <= _SMALL_BYTES else 1
+
+    # The interface of a pool, called by one thread at a time
+
+    def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
+        """Register tokens [n] with their numbers of uses; tokens serve as rows."""
+        self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
+        return tokens
+
+    def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
+        """Request one augmented use of each token, in order, so that a worker knows the last use."""
+        last = np.zeros(len(tokens), dtype=bool)  # [n]
+        for index, token in enumerate(tokens.tolist()):
+            self._left[token] -= 1
+            if not self._left[token]:
+                del self._left[token]
+                last[index] = True
+        workers, slot, parts = tokens % self._number, self._slots.get(), []
+        for number in np.unique(workers).tolist():
+            where, worker = np.flatnonzero(workers == number), self._all[number]
+            parts.append((where, worker, worker.send(slot, "made", items[where], last[where])))
+        return Sent(slot, len(items), parts)
+
+    def augmented(self, _: keyed.Items, sent: Any) -> Examples:
+        """Return the requested augmented examples."""
+        try:
+            return _together(sent.length, _received(sent.parts))
+        finally:
+            self._slots.put(sent.slot)
+
+
+Parts = list[tuple[NDArray[np.int64], Examples]]
+
+
+def _received(sent: list[Any]) -> Parts:
+    """Return all answers; raise the first error after all have come."""
+    parts, failed = [], None
+    for where, worker, ticket in sent:
+        try:
+            parts.append((where, worker.receive(ticket)))
+        except BaseException as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return parts
+
+
+def _together(length: int, parts: Parts) -> Examples:
+    """Join parts into ``length`` examples by their indices [n]."""
+    first = parts[0][1]
+    if all(isinstance(p, Columns) and isinstance(first, Columns) and same_layout(p, first) for _, p in parts):
+        assert isinstance(first, Columns)
+        whole = Columns(first.form, [empty((length, *a.shape[1:]), a.dtype) for a in first.arrays])
+        for where, part in parts:
+            assert isinstance(part, Columns)
+            for array, values in zip(whole.arrays, part.arrays, strict=True):
+                array[where] = values
+        return whole
+    examples: list[Any] = [None] * length
+    for where, part in parts:
+        singles = map(duplicate, part.examples()) if isinstance(part, Columns) else part
+        for place, single in zip(where.tolist(), singles, strict=True):
+            examples[place] = single
+    return examples

@@ -1,0 +1,371 @@
+"""Stacks of examples: examples of one shape move as arrays of many, others as lists.
+
+Only data that an array reproduces exactly is stacked: plain tensors, arrays, numbers, and dicts, lists,
+tuples and named tuples of these. An example with anything else stays one object, e.g. one with a
+``tv_tensors.Mask``, an ``OrderedDict`` or a masked array.
+"""
+
+import copy
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch.utils.data import default_collate
+
+Rows = NDArray[np.int64]
+
+_STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
+_NUMBERS = (bool, int, float)
+_UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
+# torch's default_collate treats a memory map as an array, too.
+_ARRAYS = (np.ndarray, np.memmap)
+_CONTAINERS = ("dict", "tuple", "list")  # kinds of a TreeSpec with parts
+
+UNFIT = (
+    "examples are arrays, tensors, numbers, and dicts, lists and tuples of these: convert in decode= or "
+    "augment=, e.g. numpy.asarray(image)"
+)
+
+
+def children(value: Any) -> list[tuple[Any, Any]]:
+    """Return the keys (or indices) and parts of a mapping, list or tuple; an empty list for other values."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list | tuple) else []
+
+
+def with_children(value: Any, parts: Sequence[Any]) -> Any:
+    """Return a container of the same class with other parts.
+
+    Raises:
+        TypeError: the class cannot be built from parts.
+    """
+    kind = type(value)
+    if kind is dict:
+        return dict(zip(value, parts, strict=True))
+    if not isinstance(value, Mapping):
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    fields = dict(zip(value, parts, strict=True))
+    if not isinstance(value, MutableMapping):
+        return kind(fields)
+    filled = copy.copy(value)  # keeps other attributes
+    filled.update(fields)
+    return filled
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """The nesting of an example: one leaf, or named or numbered parts."""
+
+    kind: str  # "array" | "tensor" | "scalar" (NumPy's) | "number" (Python's) | "dict" | "tuple" | "list"
+    names: tuple[Any, ...] = ()
+    parts: tuple["TreeSpec", ...] = ()
+    cls: type | None = None  # the class of a named tuple
+
+    def build(self, leaves: Iterator[Any]) -> Any:
+        """Build an example in this form from its leaves."""
+        if self.kind in _CONTAINERS:
+            return self.filled([part.build(leaves) for part in self.parts])
+        return next(leaves)
+
+    def filled(self, parts: Sequence[Any]) -> Any:
+        """Build a container of this kind."""
+        if self.kind == "dict":
+            return dict(zip(self.names, parts, strict=True))
+        if self.kind == "list":
+            return list(parts)
+        return tuple(parts) if self.cls is None else self.cls._make(parts)  # type: ignore[attr-defined]
+
+
+# One object for each kind, so that leaves compare by identity.
+_TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", "scalar"))
+
+
+def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
+    """TreeSpec and numeric leaves of an example; None where a leaf has no fixed-shape array form."""
+    arrays: list[NDArray[Any]] = []
+    form = _flatten(example, arrays)
+    return None if form is None else (form, arrays)
+
+
+def _flatten(value: Any, arrays: list[NDArray[Any]]) -> TreeSpec | None:
+    kind = type(value)
+    if kind in _ARRAYS or kind in _NUMBERS or (isinstance(value, np.generic) and kind is value.dtype.type):
+        arrays.append(np.asarray(value))
+        if arrays[-1].dtype.kind not in _STACKABLE:
+            return None
+        return _ARRAY if kind in _ARRAYS else _NUMBER if kind in _NUMBERS else _SCALAR
+    if kind is torch.Tensor:
+        if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
+            return None
+        try:
+            arrays.append(value.detach().numpy())
+        except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
+            return None
+        return _TENSOR
+    if not is_plain(kind):
+        return None
+    parts: list[TreeSpec] = []
+    for _, part in children(value):
+        form = _flatten(part, arrays)
+        if form is None:
+            return None
+        parts.append(form)
+    names, named = (tuple(value), None) if kind is dict else ((), kind if _is_named_tuple(kind) else None)
+    return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)
+
+
+def is_plain(kind: type) -> bool:
+    """Whether a class is a container without other attributes."""
+    return kind in (dict, list, tuple) or _is_named_tuple(kind)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """Whether a class is a direct named tuple. A subclass of one may have other attributes."""
+    return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
+
+
+@dataclass
+class Columns:
+    """Examples of one form and shape: an array [n, ...] for each leaf of the form."""
+
+    form: TreeSpec
+    arrays: list[NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, index: slice) -> "Columns":
+        return Columns(self.form, [array[index] for array in self.arrays])
+
+    def take(self, rows: Rows) -> "Columns":
+        """Copy some rows."""
+        return Columns(self.form, [take_rows(array, rows) for array in self.arrays])
+
+    def tree(self) -> Any:
+        """Return the arrays in the form of one example, e.g. a dict of arrays [n, ...]."""
+        return self.form.build(iter(self.arrays))
+
+    def with_tree(self, tree: Any) -> "Columns":
+        """Return new columns from a vectorised stage; raise ValueError if the number of examples changed."""
+        flat = flatten(tree)
+        if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
+            raise ValueError(
+                f"augment.block must return numeric arrays with as many rows as its input, {len(self)}"
+            )
+        form = self.form if _same_nesting(flat[0], self.form) else flat[0]
+        return Columns(form, flat[1])
+
+    def examples(self) -> list[Any]:
+        """Return the examples one by one, as views of their original types."""
+        return _rows(self.form, iter(self.arrays), len(self))
+
+    def batch(self) -> Any:
+        """Return the default batch: a tensor for each leaf, without a copy."""
+        return self.form.build(map(torch.from_numpy, self.arrays))
+
+    @property
+    def example_bytes(self) -> int:
+        """Bytes of one example."""
+        return sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in self.arrays)
+
+
+def _same_nesting(form: TreeSpec, other: TreeSpec) -> bool:
+    kinds = {form.kind, other.kind}
+    alike = len(kinds) == 1 or kinds.isdisjoint(_CONTAINERS)
+    if not alike or form.names != other.names or len(form.parts) != len(other.parts):
+        return False
+    return all(map(_same_nesting, form.parts, other.parts))
+
+
+def _rows(form: TreeSpec, arrays: Iterator[NDArray[Any]], number: int) -> list[Any]:
+    """Return ``number`` examples, built column by column."""
+    if form.kind not in _CONTAINERS:
+        return [_wrap(form.kind, leaf) for leaf in next(arrays)]
+    columns = [_rows(part, arrays, number) for part in form.parts]
+    rows = zip(*columns, strict=True) if columns else [()] * number
+    return [form.filled(row) for row in rows]
+
+
+def _wrap(kind: str, leaf: Any) -> Any:
+    if kind == "number":
+        return leaf.item()
+    if kind == "scalar":
+        return leaf[()]
+    return torch.from_numpy(np.asarray(leaf)) if kind == "tensor" else np.asarray(leaf)
+
+
+def stack(examples: Sequence[Any]) -> Columns | None:
+    """Stack examples; None if they have no common shape and numeric type."""
+    first = flatten(examples[0]) if examples else None
+    if first is None or not first[1]:
+        return None
+    columns = Columns(first[0], [])
+    return columns if _stack(columns.form, examples, columns.arrays) else None
+
+
+def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
+    """Append a column [n, ...] for each leaf of the first value's form; False if another value differs."""
+    kinds = set(map(type, values))
+    if form.kind not in _CONTAINERS:
+        # Arrays, and NumPy scalars of one class, need no conversion, which would take longer than the copy.
+        arrays: Any = values
+        if not (kinds.issubset(_ARRAYS) if form is _ARRAY else form is _SCALAR and len(kinds) == 1):
+            arrays = []
+            if any(_flatten(value, arrays) is not form for value in values):
+                return False
+        if len({(array.shape, array.dtype) for array in arrays}) > 1:
+            return False
+        # Twice as fast as np.stack, which preserves other memory orders, e.g. channels last.
+        columns.append(np.array(arrays) if arrays[0].flags.c_contiguous else np.stack(arrays))
+        return True
+    keys = form.names if form.kind == "dict" else range(len(form.parts))
+    alike = (
+        tuple(value) == keys if form.kind == "dict" else len(value) == len(keys)
+        for value in values
+    )  # fmt: skip
+    if len(kinds) > 1 or not all(alike):
+        return False
+    fields = ([value[key] for value in values] for key in keys)
+    return all(_stack(part, field, columns) for part, field in zip(form.parts, fields, strict=True))
+
+
+def same_layout(columns: Columns, other: Columns) -> bool:
+    """Whether two stacks can be joined."""
+    return columns.form == other.form and all(
+        a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
+        for a, b in zip(columns.arrays, other.arrays, strict=True)
+    )
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes of host memory of the arrays, tensors and strings in an example."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes if value.device.type == "cpu" and not value.is_sparse else 0
+    if isinstance(value, np.ndarray | np.void):
+        return int(value.nbytes)
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    return sum(num_bytes(part) for _, part in children(value))
+
+
+def duplicate(value: Any) -> Any:
+    """Return a deep copy of an example or batch, on the same devices."""
+    return _copied(value, copy.deepcopy)
+
+
+def with_own_arrays(value: Any) -> Any:
+    """Return an example with copies of all arrays and tensors in dicts, lists and tuples.
+
+    Other objects are shared with the source.
+    """
+    return _copied(value, lambda other: other)
+
+
+def _copied(value: Any, copied: Callable[[Any], Any]) -> Any:
+    kind = type(value)
+    if kind in _UNCHANGEABLE:
+        return value
+    if kind in _ARRAYS and value.dtype != object:
+        return np.array(value)
+    if kind is torch.Tensor:
+        # One call: each call of torch releases and reacquires the GIL.
+        return value.detach().clone() if value.requires_grad else value.clone()
+    if kind is dict:
+        return {key: _copied(part, copied) for key, part in value.items()}
+    if is_plain(kind):
+        return with_children(value, [_copied(part, copied) for part in value])
+    if isinstance(value, np.void):  # a view of a row
+        return value.copy()
+    if isinstance(value, np.ndarray | torch.Tensor):  # of a subclass
+        return copy.deepcopy(value)
+    return copied(value)
+
+
+def collate(examples: list[Any]) -> Any:
+    """Collate examples like ``torch.utils.data.default_collate``, except that tuples stay tuples.
+
+    Raises:
+        ValueError: the examples have different shapes or lengths.
+        TypeError: the examples are of a type that cannot be collated.
+    """
+    stacked = stack(examples)
+    if stacked is not None:
+        return stacked.batch()
+    first = examples[0]
+    if isinstance(first, Mapping):
+        return _same_kind(first, [collate([example[key] for example in examples]) for key in first])
+    if isinstance(first, list | tuple):
+        if any(len(example) != len(first) for example in examples):
+            raise ValueError("examples of one batch have different lengths; pass collate= to pad them")
+        return _same_kind(first, [collate(list(column)) for column in zip(*examples, strict=True)])
+    shapes = sorted({tuple(getattr(example, "shape", ())) for example in examples})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; give them one "
+            "shape in augment, or pass collate="
+        )
+    try:
+        return default_collate(examples)
+    except TypeError as error:
+        error.add_note(f"{UNFIT}; or pass collate=")
+        raise
+
+
+def _same_kind(first: Any, parts: list[Any]) -> Any:
+    """Put collated parts into a container of the example's class, or else a plain one."""
+    try:
+        return with_children(first, parts)
+    except TypeError:
+        return dict(zip(first, parts, strict=True)) if isinstance(first, Mapping) else parts
+
+
+_LEAST_BYTES = 1 << 16  # the allocator reuses smaller arrays
+_SPARE_BLOCKS = 8  # for each size
+_MAX_SIZES = 32
+
+# Recycled memory for batches, by size in bytes. The system takes back a large array that is freed, and each
+# page of the next one costs a fault, which takes longer than filling it. A deque needs no lock.
+_spare: dict[int, deque[NDArray[np.uint8]]] = {}
+
+
+class _Lease:
+    """Base of all arrays that view a block; the block returns to the spares with the last of them."""
+
+    def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
+        self._block, self._spare = block, spare
+        self.__array_interface__ = block.__array_interface__  # np.asarray views it without a copy
+
+    def __del__(self) -> None:
+        self._spare.append(self._block)
+
+
+def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return ``np.empty`` in memory that is reused after the array and all its views are deleted."""
+    dtype = np.dtype(dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < _LEAST_BYTES:
+        return np.empty(shape, dtype)
+    if num_bytes not in _spare and len(_spare) >= _MAX_SIZES:
+        _spare.clear()
+    spare = _spare.setdefault(num_bytes, deque(maxlen=_SPARE_BLOCKS))
+    try:
+        block = spare.pop()
+    except IndexError:
+        block = np.empty(num_bytes, np.uint8)  # [num_bytes]
+    return np.asarray(_Lease(block, spare)).view(dtype).reshape(shape)
+
+
+def take_rows(array: NDArray[Any], rows: Rows) -> NDArray[Any]:
+    """Copy some existing rows into recycled memory."""
+    selected = empty((len(rows), *array.shape[1:]), array.dtype)
+    if not array.flags.c_contiguous:  # np.take would first make a contiguous copy of the whole array
+        selected[...] = array[rows]
+        return selected
+    # Any mode but "raise" writes without a second buffer.
+    return np.take(array, rows, axis=0, out=selected, mode="clip")

@@ -1,0 +1,269 @@
+"""Counters, timers and DataLoader-compatible attributes of an EchoLoader.
+
+The timers measure R, the ratio of the times upstream and downstream of the echo (paper, section 2).
+"""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from adaecho.echo.order.stream import History
+from adaecho.echo.pipeline import Counters, Pipeline
+from adaecho.echo.read.rows import RandomReader
+from adaecho.echo.settings import Settings
+from adaecho.echo.state import LoaderCursor
+
+_DECAY = 0.98  # weight of the past at each step: about the last 50 steps count
+_LEAST_STEPS = 5  # before R is known
+_TOGETHER = 10  # steps added to the sums at once, because reading the counters takes a while
+
+
+class Timers:
+    """Exponentially smoothed times.
+
+    * ``upstream_s_per_batch``: seconds per fresh batch of the slowest upstream stage, divided by its number
+      of threads; waits for a full queue do not count.
+    * ``downstream_s_per_step``: the larger of the loader's work after the echo and the step, which is the
+      time that the consumer spends between two batches.
+
+    Args:
+        counters: returns the work of the loader so far.
+    """
+
+    def __init__(self, counters: Callable[[], Counters]) -> None:
+        self._counters = counters
+        self.wait_time_s = 0.0
+        # Sums of the counters, the seconds of steps, and steps.
+        self._upstream_s: list[float] = []
+        self._own_s: list[float] = []
+        self._fresh_batches = self._all_steps_s = self._all_steps = 0.0
+        self._before: Counters | None = None
+        self._returned_at: float | None = None
+        self._asked_s = 0.0  # waiting time within the current step
+        self._step_s, self._steps = 0.0, 0  # since the last update of the sums
+
+    def pause(self) -> None:
+        """Ignore the current step, e.g. during an evaluation."""
+        self._sum_up()
+        self._before = self._returned_at = None
+
+    def waited(self, since: float) -> None:
+        """Add the time that the consumer has waited for the loader."""
+        waited = time.perf_counter() - since
+        self.wait_time_s += waited
+        self._asked_s += waited
+
+    def step(self) -> None:
+        """Begin a step: the consumer receives a batch."""
+        returned_at, self._returned_at = self._returned_at, time.perf_counter()
+        asked_s, self._asked_s = self._asked_s, 0.0
+        if returned_at is None:
+            self._before = self._counters()
+            return
+        self._step_s += self._returned_at - returned_at - asked_s
+        self._steps += 1
+        if self._steps >= _TOGETHER:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        before = self._before  # a pause in another thread may clear it
+        if not self._steps or before is None:
+            return
+        now, keep = self._counters(), _DECAY**self._steps
+        self._upstream_s = _grown(self._upstream_s, keep, before.upstream_s, now.upstream_s)
+        self._own_s = _grown(self._own_s, keep, before.own_s, now.own_s)
+        self._fresh_batches = keep * self._fresh_batches + now.fresh_batches - before.fresh_batches
+        self._all_steps_s = keep * self._all_steps_s + self._step_s
+        self._all_steps = keep * self._all_steps + self._steps
+        self._before, self._step_s, self._steps = now, 0.0, 0
+
+    @property
+    def upstream_s_per_batch(self) -> float:
+        self._sum_up()
+        return max(self._upstream_s) / self._fresh_batches if self._fresh_batches else 0.0
+
+    @property
+    def downstream_s_per_step(self) -> float:
+        self._sum_up()
+        return max(*self._own_s, self._all_steps_s) / self._all_steps if self._all_steps else 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """R, or None until known."""
+        downstream = self.downstream_s_per_step
+        enough = self._all_steps >= _LEAST_STEPS * _DECAY**_LEAST_STEPS and self._fresh_batches
+        return self.upstream_s_per_batch / downstream if enough and downstream > 0 else None
+
+    def state(self) -> list[float]:
+        """Return the sums, as numbers."""
+        self._sum_up()
+        sums = self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps
+        return [*sums, *self._upstream_s, *self._own_s]
+
+    def load_state(self, state: list[float]) -> None:
+        """Continue from a state."""
+        self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps = state[:4]
+        self._upstream_s, self._own_s = list(state[4:-2]), list(state[4:][-2:])
+        self._before = self._returned_at = None
+        self._step_s, self._steps = 0.0, 0
+
+
+def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple[float, ...]) -> list[float]:
+    earlier = sums or [0.0] * len(now)
+    return [keep * total + new - old for total, old, new in zip(earlier, before, now, strict=True)]
+
+
+class LoaderStats:
+    """Read-only properties. Values refer to the last batch returned; read-ahead does not count."""
+
+    _position: LoaderCursor
+    _pipeline: Pipeline
+    _clocks: Timers
+    _dataset: Any
+    _sampler: Any
+    _resumed: bool
+    _newest: "weakref.ref[Any] | None" = None  # the newest iterator
+    _next_iteration: int | None
+    settings: Settings
+
+    @property
+    def _iterating(self) -> bool:
+        """Whether the newest iterator still exists."""
+        return self._newest is not None and self._newest() is not None
+
+    @property
+    def epoch(self) -> int:
+        """Zero-based number of the epoch that the next ``iter()`` starts or continues.
+
+        After ``load_state_dict()``, resume with ``for epoch in range(loader.epoch, epochs)``.
+        """
+        position, is_endless = self._position, self.settings.epochs is None
+        if self._next_iteration is None or is_endless or (self._resumed and position.in_pass):
+            goes_on = position.in_pass and (self._iterating or self._resumed or is_endless)
+            return position.iteration - goes_on
+        return self._next_iteration - 1
+
+    @property
+    def fresh_examples(self) -> int:
+        """Number of examples this rank had to read for the batches returned so far."""
+        return self._position.fresh_examples
+
+    @property
+    def examples_read(self) -> int:
+        """Number of examples this rank has read, including read-ahead."""
+        return self._pipeline.examples_read
+
+    @property
+    def fresh_examples_in_buffer(self) -> int:
+        """Number of distinct fresh examples with repeats still in a buffer."""
+        return self._pipeline.streams.num_held(self._position)
+
+    @property
+    def reread_examples(self) -> int:
+        """Number of examples read again after a resume; not included in ``fresh_examples``."""
+        return self._position.reread_examples
+
+    @property
+    def bad_examples(self) -> list[dict[str, Any]]:
+        """Skipped examples, as dicts with ``index`` (number within this rank), ``origin`` and ``error``."""
+        return [
+            bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
+        ]
+
+    @property
+    def factor(self) -> float:
+        """The current echoing factor."""
+        return self._factors[-1][1]
+
+    @property
+    def factor_changes(self) -> list[tuple[int, float]]:
+        """Changes made by ``factor="auto"``: (number of the first fresh item, new factor)."""
+        return self._factors[1:]
+
+    @property
+    def _factors(self) -> History:
+        streams, position = self._pipeline.streams, self._position
+        index = position.next_number if streams.echoes_batches else position.next_index
+        return streams.factor.before(index)
+
+    def _num_batches(self, iteration: int, first_index: int, first_number: int, *, begun: bool) -> int:
+        """Number of batches of an iteration that begins at a local number and a number of a fresh batch.
+
+        Raises:
+            TypeError: it is unknown.
+        """
+        settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
+        reader = self._pipeline.reader
+        if settings.epochs is None:
+            raise TypeError("len(EchoLoader) needs epochs=; without it, iteration is endless")
+        if settings.factor == "auto":
+            raise TypeError("len(EchoLoader) is unknown with factor='auto'; count steps instead")
+        if isinstance(reader, RandomReader):
+            first_index, end = reader.span(iteration)
+        elif source.length is None:
+            raise TypeError(f"len(EchoLoader) is unknown: the wrapped {source.name} has no length")
+        else:
+            end = first_index + source.length * settings.epochs
+        examples = streams.log.examples if begun else streams.log.examples.begun(first_index)
+        items = examples.total(first_index, end - first_index)
+        batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
+        return streams.log.batches.total(first_number, batches)
+
+    @property
+    def wait_time_s(self) -> float:
+        """Total seconds spent waiting for batches."""
+        return self._clocks.wait_time_s
+
+    @property
+    def upstream_s_per_batch(self) -> float:
+        """Seconds per fresh batch of the slowest stage before the echo, divided by its number of workers.
+
+        One thread at a time reads an iterable. For a source with its own read-ahead, e.g. a ``DataLoader``
+        with workers, this is the waiting time, which is too short with ``num_workers=0``.
+        """
+        return self._clocks.upstream_s_per_batch
+
+    @property
+    def downstream_s_per_step(self) -> float:
+        """Seconds per step: the larger of the training step and the loader's work after the echo."""
+        return self._clocks.downstream_s_per_step
+
+    @property
+    def R(self) -> float | None:  # noqa: N802 (the paper's name)
+        """Loading time / step time (paper, section 2), smoothed over about 50 steps; None until known."""
+        return self._clocks.ratio
+
+    def __repr__(self) -> str:
+        return f"EchoLoader({type(self._dataset).__name__}, {self.settings})"
+
+    @property
+    def dataset(self) -> Any:
+        """The given source."""
+        return self._dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples per batch; None if the source yields whole batches."""
+        return self.settings.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a short last batch is dropped."""
+        return self.settings.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Number of threads or processes that read and decode, and of those that augment and collate."""
+        return self._pipeline.num_workers
+
+    @property
+    def processes(self) -> bool:
+        """Whether workers are processes."""
+        return self._pipeline.processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "an EchoLoader cannot be copied or pickled, because it owns threads and an open source. Create "
+            "it in each process with the same arguments, and pass state_dict() to load_state_dict()"
+        )

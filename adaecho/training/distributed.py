@@ -1,0 +1,135 @@
+"""A step on one rank or several: each rank's share of a batch, averaged gradients and statistics."""
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adaecho.config.schema import Config
+from adaecho.errors import ConfigError
+from adaecho.ranks import DistributedContext
+from adaecho.tasks.base import Batch, LossAndWeight, Task
+from adaecho.training.device import autocast
+
+
+def share_of(config: Config, world_size: int) -> Config:
+    """The config of one rank: its share of every batch and of the shuffle buffer.
+
+    ``batch_size`` and ``echo.shuffle_buffer`` count the whole run, so one config means the same training for
+    any number of ranks.
+
+    Raises:
+        ConfigError: the batch cannot be split evenly.
+    """
+    if world_size == 1:
+        return config
+    passes = num_passes(config)
+    if config.batch_size % (world_size * passes):
+        raise ConfigError(
+            f"batch_size={config.batch_size}: cannot be split evenly over {world_size} ranks of {passes} "
+            f"micro-batches; use a multiple of {world_size * passes}"
+        )
+    echo = replace(config.echo, shuffle_buffer=-(-config.echo.shuffle_buffer // world_size))
+    return replace(config, batch_size=config.batch_size // world_size, echo=echo)
+
+
+def num_passes(config: Config) -> int:
+    """Micro-batches of one rank in a step."""
+    return config.adascale.num_gradients_to_accumulate if config.adascale.enabled else 1
+
+
+def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.device) -> nn.Module:
+    """The model with gradients averaged over ranks during the backward pass.
+
+    The graph is static: every loss of a task uses the model in the same way. ``average_statistics`` handles
+    the buffers.
+    """
+    if ranks.is_alone:
+        return model
+    gpus = [device.index] if device.type == "cuda" else None
+    # torch 2.14 renamed the argument, and warns about the old name.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(model, gpus, static_graph=True, gradient_as_bucket_view=True, **options)
+
+
+class MeanLoss:
+    """The mean loss of a task over all micro-batches of all ranks.
+
+    Args:
+        task: defines the loss.
+        model: of this rank.
+        ranks, device, precision: of the run.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, ranks: DistributedContext, device: torch.device, precision: str
+    ) -> None:
+        self._task, self._ranks, self._device, self._precision = task, ranks, device, precision
+        self._model = synchronized(model, ranks, device)
+
+    def backward(self, micro_batches: list[Batch]) -> torch.Tensor:
+        """Compute the gradient; returns this rank's share of the loss.
+
+        The sum of each micro-batch is divided by the weight of all micro-batches of all ranks. So an uneven
+        split of masked tokens or boxes does not change the result.
+        """
+        weight = self._task.weight
+        if weight is None:
+            losses = [self._loss(one) for one in micro_batches]
+            total = self._total([weight for _, weight in losses])
+            shares = [self._share(loss, total) for loss, _ in losses]
+        else:
+            total = self._total([weight(one) for one in micro_batches])
+            shares = []
+            for number, one in enumerate(micro_batches, start=1):
+                with self._synchronizing(number == len(micro_batches)):  # forward and backward
+                    shares.append(self._share(self._loss(one)[0], total))
+        return sum(shares[1:], shares[0])
+
+    def _total(self, weights: list[torch.Tensor | float]) -> torch.Tensor | float:
+        """The weights of all micro-batches of all ranks."""
+        total = sum(weights[1:], weights[0])
+        # A plain number counts examples, which is the same on every rank.
+        return self._ranks.sum(total) if isinstance(total, torch.Tensor) else total * self._ranks.world_size
+
+    def _synchronizing(self, last: bool) -> AbstractContextManager[object]:
+        """Accumulate gradients on this rank until the last micro-batch."""
+        if last or not isinstance(self._model, DistributedDataParallel):
+            return nullcontext()
+        return self._model.no_sync()
+
+    def _loss(self, micro_batch: Batch) -> LossAndWeight:
+        with autocast(self._device, self._precision):
+            return self._task.loss(self._model, micro_batch)
+
+    def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
+        """Add the gradient of one micro-batch's loss over the total weight."""
+        share = loss / total
+        # DistributedDataParallel averages gradients over ranks, but the shares must be summed.
+        scaled = share if self._ranks.is_alone else share * self._ranks.world_size
+        scaled.backward()  # type: ignore[no-untyped-call]
+        return share.detach()
+
+
+@torch.no_grad()
+def average_statistics(model: nn.Module, ranks: DistributedContext) -> None:
+    """Average the running means and variances of batch norm over ranks, before an evaluation.
+
+    Between evaluations each rank follows its share of the data. The average of variances ignores the distance
+    between the means.
+    """
+    found = [
+        getattr(module, name, None) for module in model.modules() for name in ("running_mean", "running_var")
+    ]
+    statistics = [statistic for statistic in found if isinstance(statistic, torch.Tensor)]
+    if ranks.is_alone or not statistics:
+        return
+    total = ranks.sum(torch.cat([statistic.reshape(-1) for statistic in statistics])) / ranks.world_size
+    parts = torch.split(total, [statistic.numel() for statistic in statistics])
+    for statistic, part in zip(statistics, parts, strict=True):
+        statistic.copy_(part.view_as(statistic))
