@@ -1,1 +1,1 @@
-"""What this repository's own records say of the paper's claims; no part of the package."""
+"""Evidence for the paper's claims from this repository's records; not part of the package."""

@@ -1,7 +1,7 @@
 """``python -m experiments.evidence``: figures, report and claims from the records; no GPU, no network.
 
-From the committed records (``results/``) it also writes docs/claims.md. Beside the tables of sweeps it draws
-what is no sweep: predicted times, and the worths of a repeat.
+From the committed records (``results/``) it also writes docs/claims.md. It draws the tables of sweeps, the
+predicted times and the worths of a repeat.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def draw(results: Path, into: Path) -> list[Path]:
-    """Draw everything under ``results`` and write the report; returns what was written."""
+    """Draw all records under ``results`` and write the report; return the files."""
     tables = read_tables(results)
     decisions, rows = decide_all(tables), {name: of_name for name, (of_name, _) in tables.items()}
     written, sections = draw_tables(tables, results, into)

@@ -1,4 +1,4 @@
-"""The paper's claims: what each says, and whose records decide it; ``decisions.py`` has the rules."""
+"""The paper's claims and the experiments that decide them; ``decisions.py`` has the rules."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,13 @@ class Claim:
     """One sentence of the paper as a comparison of two arms.
 
     Attributes:
-        key: its name in tables.
-        section: of the paper.
-        says: the claim, in short.
-        experiment: whose records decide it.
-        arm, other: the claim is that the first is cheaper than the second, or, with ``no_harm``, that its
-            best metric is no worse.
-        cost: what is compared, see ``readings.searched_costs``.
-        excess: where it isn't None, the claim is that the first costs at most this share more.
+        key: name in tables.
+        section: section of the paper.
+        says: the claim in short.
+        experiment: the experiment with the records.
+        arm, other: the first is cheaper than the second; with ``no_harm``, its best metric is no worse.
+        cost: the compared cost, see ``records.outcome.searched_costs``.
+        excess: if set, the first arm costs at most this share more.
     """
 
     key: str

@@ -1,20 +1,18 @@
-"""What the records say of each claim, and by which rule.
+"""The verdict on each claim, and its rule.
 
 "Cheaper" is one-sided: the difference of mean log costs over searches by Welch's t test, adjusted by Holm
-(1979) for the claims of a task; the permutation test (``significance.cheaper_p``) stands beside it. "No
-harm" is non-inferiority: the interval of the difference stays above minus the margin. A claim with an excess
-holds where the 95 % interval of the ratio of costs ends below one more than the excess.
+(1979) for the claims of a task. The permutation test (``significance.cheaper_p``) is reported too. "No harm"
+is non-inferiority: the interval of the difference lies above minus the margin. A claim with an excess holds
+if the 95 % interval of the ratio of costs ends below 1 plus the excess.
 
-What is known of a search's cost are bounds (``readings``); one that missed the target costs at least
-what it read. A claim holds where it holds with the arm's costs at their upper bounds and the other's at their
-lower ones, and fails where it fails at the opposite ends. The noise between searches is at least that of the
-grid of evaluations.
+The cost of a search has bounds (``readings``): a search that missed the target costs at least its reads. A
+claim holds if it holds with the arm's costs at their upper bounds and the other's at their lower bounds. It
+fails if it fails at the opposite ends. The noise between searches is at least that of the evaluation grid.
 
-A verdict that another reading of the records turns is fragile. A reading that is at least as favourable to a
-claim never has a weaker verdict: so all other readings have one noise, the widest in any reading whose costs
-are all known, and where the searches as they were run decide, a difference as large or larger decides too.
-(With a noise of its own a more favourable reading could be left open: one very favourable cost widens Welch's
-interval.)
+A verdict is fragile if another reading of the records changes it. A reading at least as favourable to a claim
+never has a weaker verdict. Therefore all other readings share one noise, the widest among the readings with
+known costs. If the searches as run decide, a difference at least as large decides too. With separate noises a
+more favourable reading could stay open, since one very favourable cost widens Welch's interval.
 """
 
 import math
@@ -30,8 +28,8 @@ from experiments.evidence.readings import AS_SEARCHED, OTHERS, Curve, Reading
 from experiments.evidence.significance import cheaper_p, grid_variance, holm, less_p, power
 
 LEVEL = 0.05
-SAVING = 0.8  # the ratio for which the power of a comparison is told
-MARGIN = 0.01  # of the metric within which a result is "no worse": three held-out digits in 360
+SAVING = 0.8  # the power of a comparison is for this ratio
+MARGIN = 0.01  # of the metric; "no worse" within it: three of 360 digits of the validation split
 HOLDS, FAILS, OPEN, ABSENT = "holds", "does not hold", "not decided", "not yet measured"
 FRAGILE = "fragile"
 
@@ -42,17 +40,16 @@ class Decision:
 
     Attributes:
         verdict: holds, does not hold, fragile, not decided, or not yet measured.
-        effect: the ratio of costs (below 1: cheaper), at those ends of their bounds that speak against the
-            claim, or the difference of metrics for no-harm claims; None where that is not known.
-        difference: of mean log costs, or of metrics with their sign changed, at the ends of the bounds that
-            speak for the claim and against it.
+        effect: the ratio of costs (below 1: cheaper), at the unfavourable ends of their bounds, or the
+            difference of metrics for no-harm claims; None if unknown.
+        difference: of mean log costs, or of negated metrics, at the favourable and the unfavourable ends.
         p: of the claim's test, adjusted for the task's claims; None for claims that an interval decides.
         permutation_p: of the rank test, not adjusted.
-        least_p: what ranks of so many searches show at most; a smaller p rests on the t test alone.
-        power: how often the test would see a true ratio of ``SAVING`` at the level of Holm's first step.
-        reached: searches of the arm and of the other that reached the target, and of how many.
-        turns_in: the readings in which the verdict is another one, or may be; nothing turns what is open.
-        readings: what the other readings say that the records allow, by their names.
+        least_p: the smallest p of ranks of this number of searches; a smaller p is of the t test alone.
+        power: probability to detect a true ratio of ``SAVING`` at the level of Holm's first step.
+        reached: searches of the arm at the target, all of its searches, and the same of the other.
+        turns_in: the readings that change the verdict or may change it; an open verdict has none.
+        readings: the decisions of the other possible readings, by name.
     """
 
     claim: Claim
@@ -85,11 +82,11 @@ class Records:
 
 @dataclass(frozen=True)
 class _Pair:
-    """What a claim compares in one reading: logarithms of costs, or metrics with their sign changed.
+    """The compared values of a claim in one reading: logarithms of costs, or negated metrics.
 
     Attributes:
-        ours, theirs: of each search of the arm and of the other.
-        noise: of the difference of their means; None where it isn't known.
+        ours, theirs: a value per search of the arm and of the other.
+        noise: of the difference of the means; None if unknown.
     """
 
     ours: Sequence[Bounds]
@@ -101,7 +98,7 @@ class _Pair:
 
 
 def decide_all(tables: Mapping[tuple[str, str], tuple[Sequence[Row], Sequence[Curve]]]) -> list[Decision]:
-    """Every claim on every task, from the rows and curves by experiment and task."""
+    """Decide every claim on every task, from the rows and curves by experiment and task."""
     by_task: dict[str, Records] = {}
     for (experiment, task), (rows, curves) in tables.items():
         records = by_task.setdefault(task, Records())
@@ -110,7 +107,7 @@ def decide_all(tables: Mapping[tuple[str, str], tuple[Sequence[Row], Sequence[Cu
 
 
 def decide(records: Records, task: str) -> list[Decision]:
-    """Every claim on one task, named ``task``."""
+    """Decide every claim on one task."""
     pairs = {claim.key: _pairs(claim, records) for claim in CLAIMS}
     found = _decide_all(task, {key: of_claim.get(AS_SEARCHED.name) for key, of_claim in pairs.items()})
     noises = {key: _widest(list(of_claim.values())) for key, of_claim in pairs.items()}
@@ -137,7 +134,7 @@ def _with_readings(found: Decision, readings: Mapping[str, Decision]) -> Decisio
 
 
 def _turns(found: Decision, other: Decision) -> bool:
-    """Whether another reading leaves open or contradicts what the searches as they were run decide."""
+    """Whether another reading contradicts the verdict of the searches as run, or leaves it open."""
     if found.verdict not in (HOLDS, FAILS) or other.verdict == found.verdict:
         return False
     if found.verdict == HOLDS:
@@ -146,7 +143,7 @@ def _turns(found: Decision, other: Decision) -> bool:
 
 
 def _pairs(claim: Claim, records: Records) -> dict[str, _Pair]:
-    """What is compared, by the name of each reading that the records allow."""
+    """The compared values, by the name of each reading that the records allow."""
     ours, theirs = (records.of_arm(claim.experiment, name) for name in (claim.arm, claim.other))
     if not ours[0] or not theirs[0]:
         return {}
@@ -170,7 +167,7 @@ def _values(
         return [Bounds(-1, 0) if value is None else Bounds(-value, -value) for value in best]
     if claim.cost == "fresh_examples":
         costs = reading.costs(rows, curves)
-    else:  # the other readings are of fresh examples
+    else:  # other readings exist only for fresh examples
         costs = searched_costs(rows, claim.cost) if reading is AS_SEARCHED else None
     with np.errstate(divide="ignore"):  # a bound of 0
         return costs and [Bounds(*np.log(cost).tolist()) for cost in costs]
@@ -179,11 +176,11 @@ def _values(
 def _least_variance(
     claim: Claim, values: Sequence[Bounds], rows: Sequence[Row], curves: Sequence[Curve]
 ) -> float:
-    """The variance of the grid that costs were read off; seconds for a fresh example were on none."""
+    """The variance from the grid of evaluations; 0 for seconds per fresh example."""
     steps = [np.diff(curve["fresh_examples"]) for curve in curves if len(curve["fresh_examples"]) > 1]
     if claim.no_harm or claim.excess is not None or not steps:
         return 0.0
-    if claim.cost != "fresh_examples":  # seconds were read off where fresh examples were
+    if claim.cost != "fresh_examples":  # seconds are read at the same evaluations
         values = [Bounds(*np.log(cost).tolist()) for cost in searched_costs(rows)]
     known = [math.exp(_known(value)) for value in values if math.isfinite(_known(value))]
     return grid_variance(known, float(np.median(np.concatenate(steps)))) if known else 0.0
@@ -202,7 +199,7 @@ def _known(value: Bounds) -> float:
 
 
 def _widest(pairs: Sequence[_Pair]) -> Noise | None:
-    """The noise with the widest interval: that of the first pair, or of another that is wholly known."""
+    """The noise with the widest interval, of the first pair or of pairs with known costs."""
     noises = [pair.noise for number, pair in enumerate(pairs) if number == 0 or pair.is_exact()]
     return max(
         (noise for noise in noises if noise is not None),
@@ -212,7 +209,7 @@ def _widest(pairs: Sequence[_Pair]) -> Noise | None:
 
 
 def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decision]:
-    """The decisions by the keys of the claims; without a pair a claim is not yet measured."""
+    """Decisions by key of the claim; a claim without a pair is not yet measured."""
     found = {}
     for claim in CLAIMS:
         absent, pair = Decision(claim, task, ABSENT), pairs[claim.key]
@@ -227,7 +224,7 @@ def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decis
 
 
 def _compare(absent: Decision, pair: _Pair) -> Decision:
-    """The decision of one claim; where it is tested, its p and the verdict are still to be adjusted."""
+    """Decide one claim; Holm adjusts p and verdict of a tested claim later."""
     claim, noise = absent.claim, pair.noise
     against = _difference(pair.ours, pair.theirs)
     in_favour = -_difference(pair.theirs, pair.ours)
@@ -251,12 +248,12 @@ def _compare(absent: Decision, pair: _Pair) -> Decision:
 
 
 def _difference(ours: Sequence[Bounds], theirs: Sequence[Bounds]) -> float:
-    """The difference of the means, the arm's at their upper bounds and the other's at their lower ones."""
+    """The difference of the means: the arm at its upper bounds, the other at its lower bounds."""
     return float(np.mean([value.high for value in ours]) - np.mean([value.low for value in theirs]))
 
 
 def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | None:
-    """The effect as a reader has it: a ratio of costs, or how much more of the metric."""
+    """The effect for the reader: a ratio of costs, or a gain of the metric."""
     if not math.isfinite(difference):
         return None
     known = noise is not None and (noise.error > 0 or not claim.no_harm)

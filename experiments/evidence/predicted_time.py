@@ -1,4 +1,4 @@
-"""Does max(fresh(e) t_upstream, steps(e) t_step) tell the time of whole runs? experiments/predicted_time."""
+"""Do whole runs take max(fresh(e) t_upstream, steps(e) t_step)? See experiments/fig4."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ _MARKERS = {"digits": "s", "cifar10": "o"}
 
 
 def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
-    """Measured over predicted time of each cell against the predicted one, with the band of the rule.
+    """Draw measured over predicted time against predicted time, with the band of the rule.
 
     Args:
         record: of ``experiments.fig4.predicted_time``.
         path: file to write; its suffix decides the format.
-        title: what was timed.
+        title: of the figure.
     """
     colours = dict(zip(sorted({row["e"] for row in record["rows"]}), SERIES, strict=False))
     with figure(3.4, path, title) as drawing:
@@ -49,7 +49,7 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
 
 
 def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
-    """The Markdown of the cells and of what the rule says; ``figure`` as the report links it."""
+    """Return the cells and verdicts in Markdown; ``figure`` is the link in the report."""
     rows: Sequence[Mapping[str, Any]] = record["rows"]
     verdicts = []
     for task in dict.fromkeys(row["task"] for row in rows):

@@ -1,13 +1,13 @@
-"""Ways to read the costs of an arm's searches from its records; a claim that holds in one only is fragile.
+"""Readings: ways to compute the costs of an arm's searches from its records, without training.
 
-Beside the searches as they were run: two parts of the space that they searched, three quarters of each axis
-(by its scale) from the lower and from the upper end; and two easier targets, 1.5 and 2 times the error (0.1
-and 0.2 more of a loss), read off the curves of the trials that were chosen at the target, as the paper does
-for its Fig. 4. An easier target that guessing meets is no reading. No reading needs training.
+The first reading is of the searches as run. Two readings use parts of the space: three quarters of each axis
+(by its scale) from the lower and from the upper end. Two readings use easier targets, 1.5 and 2 times the
+error (0.1 and 0.2 more of a loss), from the curves of the best trials at the target, as the paper does for
+Fig. 4. An easier target at the level of guessing is not a reading.
 
-What is known of a search's cost are its bounds. A search that missed the target costs at least what it read.
-In a part of the space another trial may be its search's best, and one that was stopped early
-(``search.prune``) may have become it: all that is known of its cost is that it lies above what it had read.
+The cost of a search has bounds. A search that missed the target costs at least its reads. In a part of the
+space another trial may be the best of its search. A pruned trial (``search.prune``) might have been the best;
+its cost is above its reads.
 """
 
 import math
@@ -30,7 +30,7 @@ Curve = dict[str, Any]
 _PART = 0.75  # of each axis
 _EASIER_LOSS = 0.1
 _ROUNDING = 1e-9
-# What guessing reaches: of ten classes one, of the 1,024 subwords of small_text ln 1,024 nats.
+# The level of guessing: one of ten classes; ln 1,024 nats for the 1,024 subwords of small_text.
 _CHANCE = {"digits": 0.1, "cifar10": 0.1, "small_text": math.log(1024)}
 
 
@@ -43,9 +43,9 @@ class Reading:
     """One way to read an arm's records: as searched, in a part of the space, or to an easier target.
 
     Attributes:
-        name: as the report says it.
-        part: of each axis, where the trials that count lie.
-        step: of the easier target, see ``easier``; 0 for the target itself.
+        name: the name in the report.
+        part: the part of each axis with the counted trials.
+        step: of the easier target, see ``easier``; 0 for the target.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Reading:
     step: int = 0
 
     def costs(self, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
-        """In fresh examples, of an arm's searches; None where the records don't hold it.
+        """Return the costs of an arm's searches in fresh examples; None if the records lack them.
 
         Args:
-            rows: of one arm.
-            curves: of their best trials.
+            rows: rows of one arm.
+            curves: curves of its best trials.
         """
         if self == AS_SEARCHED:
             return searched_costs(rows)
@@ -68,9 +68,9 @@ class Reading:
         return [_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
 
     def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
-        """The best metric, at any evaluation of any counted trial, of each search, None of one without.
+        """Return the best metric of each search, at any evaluation of any counted trial.
 
-        None where there is no such reading: an easier target changes no best metric.
+        None if the reading does not exist: an easier target changes no best metric.
         """
         if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
             return None
@@ -78,7 +78,7 @@ class Reading:
 
 
 def _bounds(search: Sequence[Row]) -> Bounds:
-    """The cost of the cheapest of these trials, some of which had read so much when they were stopped."""
+    """Bounds of the cost of the cheapest trial; a pruned trial costs more than its reads."""
     counted = [row for row in search if row["counted"]]
     read = [row["fresh_examples"] for row in counted if counted_cost(row) is None]
     cheapest = lowest(map(counted_cost, counted))
@@ -100,16 +100,16 @@ def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Co
 
 
 def easier(metric: str, target: float, step: int, chance: float | None = None) -> float | None:
-    """The easier target of a metric: at each step half as much error again, or 0.1 more of a loss.
+    """Return an easier target: each step adds half of the error, or 0.1 of a loss.
 
     Args:
-        metric: its name.
-        target: the one that was trained to.
+        metric: name of the metric.
+        target: the target of the training.
         step: 1 or 2.
-        chance: what guessing reaches; by default 0, of a loss nothing.
+        chance: the level of guessing; default 0, for a loss no limit.
 
     Returns:
-        None where guessing meets it: a cost to there would be that of the first evaluation.
+        None if guessing meets the target: its cost is that of the first evaluation.
     """
     if metric in LESS_IS_BETTER:
         value = target + _EASIER_LOSS * step
@@ -126,12 +126,12 @@ def _first_at(curve: Curve, target: float, metric: str) -> Bounds:
 
 
 def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """The searches of one arm, in the order of their repeats."""
+    """The searches of one arm, sorted by repeat."""
     return sorted((repeat, search) for (_, repeat), search in searches(rows).items())
 
 
 def _were_searched(rows: Sequence[Row]) -> bool:
-    """Whether these are of searches: others can be read in one way alone."""
+    """Whether the rows are of searches; other rows have one reading."""
     return all(row.get("positions") for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Tests of hypotheses behind the decided claims: of mean log costs, of ranks, and of several at once."""
+"""Hypothesis tests of the claims: on mean log costs, on ranks, and for several claims."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,27 +9,27 @@ from numpy.typing import NDArray
 
 from adaecho.records.statistics import Noise
 
-_RESAMPLES = 20_000  # where the number of ways to split the runs is larger; exact below
+_RESAMPLES = 20_000  # if the runs have more splits; otherwise the test is exact
 
 
 def grid_variance(costs: Sequence[float], step: float) -> float:
-    """The least variance of log costs that are read off at multiples of ``step``: that of a uniform error.
+    """Return the smallest variance of log costs that are known up to multiples of ``step``.
 
-    The target was met anywhere in the step before the evaluation that saw it: step^2 / 12, and of the
-    logarithm that over the cost's square, averaged over the costs.
+    A run meets the target anywhere in the step before the evaluation, so the error is uniform with variance
+    step^2 / 12. The variance of the logarithm is this over the squared cost, averaged over the costs.
     """
     return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
 
 
 def less_p(difference: float, noise: Noise) -> float:
-    """One-sided p value of "the difference is below 0"; the noise's error is above 0."""
+    """One-sided p value of "the difference is below 0", for a noise with an error above 0."""
     from scipy import special
 
     return float(special.stdtr(noise.freedom, difference / noise.error))
 
 
 def power(difference: float, noise: Noise, level: float = 0.05) -> float:
-    """How often a true difference would give a ``less_p`` below the level, with this noise."""
+    """Probability of a ``less_p`` below the level for a true difference with this noise."""
     from scipy import stats
 
     edge = stats.t.ppf(level, noise.freedom)
@@ -39,11 +39,11 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
     """One-sided p value of "the arm is cheaper than the baseline": a permutation test of the rank sum.
 
-    Exact (every split of the runs) up to 20,000 splits, beyond that over as many drawn with a fixed seed.
+    Exact (every split of the runs) up to 20,000 splits, otherwise over 20,000 random splits of a fixed seed.
 
     Args:
-        costs: one of each run (or search); None for one that missed the target: the worst rank, shared.
-        baseline: the same of the baseline.
+        costs: one per run or search; None for a missed target, which shares the worst rank.
+        baseline: costs of the baseline.
     """
     from scipy import stats
 

@@ -1,5 +1,6 @@
 """The figures of experiments/distance and experiments/repeat_value: worth of a repeat."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ from adaecho.records.files import read_json
 ENOUGH = 0.9  # of the worth of a new example, or of a repeat a whole epoch later
 # Mean number of examples between two uses of an example, at e = 4 with 8,192 distinct examples.
 DISTANCES = {"batch": 16, **{f"buffer_{size}": size for size in (64, 256, 1024, 4096)}, "pass": 8192}
-Row = dict[str, Any]
 
 
-def _line(axes: Axes, x: list[float], rows: list[Row], key: str, **look: Any) -> None:
-    """Worths with their 95 % intervals."""
+def _line(axes: Axes, x: Sequence[float], rows: list[dict[str, Any]], key: str, **look: Any) -> None:
+    """Draw worths with their 95 % intervals."""
     worths = [row[key] for row in rows]
     errors = [[row[key] - row["low"] for row in rows], [row["high"] - row[key] for row in rows]]
     axes.errorbar(x, worths, errors, markersize=4, linewidth=1.1, capsize=2, **look)
