@@ -74,7 +74,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         ValueError: the parameter groups differ.
     """
     groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
-    kept = [{**own, "params": saved["params"]} for saved, own in groups]
+    kept = [{**saved, **own, "params": saved["params"]} for saved, own in groups]  # saved: AdaScale's numbers
     optimizer.load_state_dict({**state, "param_groups": kept})
 
 

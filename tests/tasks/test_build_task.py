@@ -20,7 +20,7 @@ from tests.programs import blocks, commands, write
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task.name=mnist", r"task\.name=mnist: is none of cifar10, .*digits.*, no entry point"),
+        ("task.name=mnist", r"task\.name=mnist: expected one of .*digits.*cifar10"),
         ("task.name=json", r"task\.name=json: .*json.* has no function build"),
         ("target.metric=bleu", r"target\.metric=bleu: task digits reports accuracy, cross_entropy"),
     ],
@@ -102,7 +102,7 @@ def test_its_options_are_checked(command: Command, override: str, message: str) 
 
 MISTAKES = {
     "a direction": ('"max"}', '"maximize"}', "metrics has 'maximize' for accuracy; use 'max'"),
-    "a name with markup": ('"max"}', '"max", "a[x]": "max"}', "metric 'a[x]' is no name"),
+    "a name with markup": ('"max"}', '"max", "a[x]": "max"}', "metric 'a[x]': use letters"),
     "another metric": ('{"accuracy": float', '{"acc": float', "evaluate returned {'acc': "),
     "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned 0.5, expected"),
     "nothing to train": ("nn.Sequential(\n", "nn.Identity(\n", "model has nothing to train"),

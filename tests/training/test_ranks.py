@@ -179,13 +179,14 @@ def test_ranks_equal_one_process_fed_all_their_batches(compose_config: Compose, 
 
 @pytest.mark.parametrize(("world_size", "passes"), [(2, 2), (2, 1), (3, 1)])
 def test_adascale_takes_ranks_times_accumulation_as_its_micro_batches(
-    compose_config: Compose, world_size: int, passes: int
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, world_size: int, passes: int
 ) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
     config = compose_config(
         *RUN, "task=digits_mlp", "adascale=on", "echo=none", "optimizer.momentum=0.9", "max_steps=12",
         f"batch_size={8 * world_size * passes}", f"adascale.num_gradients_to_accumulate={passes}",
-        *(() if passes > 1 else (f"adascale.scale={world_size}",)),
     )  # fmt: skip
+    monkeypatch.delenv("WORLD_SIZE")
     assert run_on(world_size, config, "run") == ENDED[:1] * world_size
     gains = [line["gain"] for line in metrics("run")]
     assert all(1 <= gain <= world_size * passes for gain in gains)

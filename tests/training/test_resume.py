@@ -39,11 +39,6 @@ IN_PIECES: dict[str, tuple[tuple[str, ...], int, int, tuple[str, ...]]] = {
         ("adascale=on", "echo=example_before_augmentation", "echo.factor=2"), 11, 24,
         ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps"),
     ),
-    "adascale of one gradient": (
-        ("adascale=on", "echo=batch", "echo.factor=2", "adascale.num_gradients_to_accumulate=1",
-         "adascale.scale=4"), 11, 24,
-        ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps"),
-    ),
     # At step 22, of the first piece.
     "best before the end": ((*_SOON_HARM, "checkpoint_every_s=0"), 25, 40, ("steps",)),
     "boxes": (

@@ -104,7 +104,7 @@ def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> 
         ({"place": "raw"}, "place='raw': must be one of"),
         ({"decode": None}, "without decode="),
         ({"echo": "example_after_augmentation"}, "that echo repeats decoded examples"),
-        ({"batch_size": None}, "whole batches"),
+        ({"batch_size": None}, "batch_size=None"),
     ],
 )
 def test_settings_that_exclude_encoded_buffers_are_refused(arguments: dict[str, Any], message: str) -> None:
