@@ -1,6 +1,6 @@
 """DDP with one checkpoint for all ranks: ``torchrun --nproc-per-node 2 examples/ddp_loop.py``.
 
-Called again it goes on from ddp_loop.pt.
+The next call resumes from ddp_loop.pt.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Images with boxes: torchvision's v2 transforms flip both together: ``python examples/detection.py``."""
+"""Flip images and boxes together with torchvision's v2 transforms: ``python examples/detection.py``."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from adaecho import EchoLoader
 
 
 class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
-    """Random images with one to three boxes in the left half, so that a flip shows."""
+    """Random images with one to three boxes in the left half; a flip moves the boxes to the right half."""
 
     def __len__(self) -> int:
         return 40

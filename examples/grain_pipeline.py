@@ -1,7 +1,7 @@
-"""Echo inside a Grain pipeline, between a MapDataset and what follows: ``python examples/grain_pipeline.py``.
+"""Echo inside a Grain pipeline, after a MapDataset: ``python examples/grain_pipeline.py``.
 
-``Echoed`` is an EchoLoader as an IterDataset: its batches are the loader's own, and its state goes into
-Grain's, as plain text, so that Grain's checkpoints (JSON, Orbax) hold it. Needs ``pip install grain``.
+``Echoed`` wraps an EchoLoader in an IterDataset. Its state is plain text in Grain's state, so Grain's
+checkpoints (JSON, Orbax) contain it. Needs ``pip install grain``.
 """
 
 import base64
@@ -18,10 +18,10 @@ from adaecho import EchoLoader
 
 
 class Echoed(grain.IterDataset):
-    """A MapDataset behind an EchoLoader.
+    """An EchoLoader over a MapDataset.
 
     Args:
-        source: the examples; its own ``shuffle`` is kept with ``order="stored"``.
+        source: the examples; its ``shuffle`` stays effective with ``order="stored"``.
         arguments: of the EchoLoader.
     """
 
@@ -34,7 +34,7 @@ class Echoed(grain.IterDataset):
 
 
 class EchoedIterator(grain.DatasetIterator):
-    """Its batches; Grain asks it for its state and sets it."""
+    """Batches of the loader; Grain reads and sets the state."""
 
     def __init__(self, loader: EchoLoader) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class EchoedIterator(grain.DatasetIterator):
 
 
 def pipeline() -> Any:
-    """1,000 examples, each used three times, in batches of 20; then whatever Grain offers."""
+    """1,000 examples, each used three times, in batches of 20; further Grain operations may follow."""
     examples = grain.MapDataset.source(np.arange(1000)).map(lambda row: {"x": np.full(3, row), "row": row})
     echoed = Echoed(
         examples, batch_size=20, echo="example_before_augmentation", factor=3, shuffle_buffer=100, epochs=1

@@ -10,7 +10,7 @@ from adaecho import headroom
 
 
 class Headroom(lightning.Callback):
-    """Prints at the end how long steps waited for their batches."""
+    """Prints at the end how long the steps waited for batches."""
 
     def on_train_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         self.seen = headroom.Watch(trainer.train_dataloader)
@@ -22,7 +22,7 @@ class Headroom(lightning.Callback):
         self.seen.end_step()
 
     def on_validation_end(self, *_: Any) -> None:
-        if hasattr(self, "seen"):  # not yet in the sanity check
+        if hasattr(self, "seen"):  # missing in the sanity check
             self.seen.resume()
 
     def on_train_end(self, *_: Any) -> None:

@@ -11,7 +11,7 @@ from adaecho import headroom
 
 
 class Headroom(transformers.TrainerCallback):
-    """Prints at the end how long steps waited for their batches."""
+    """Prints at the end how long the steps waited for batches."""
 
     def on_train_begin(self, *_: Any, **given: Any) -> None:
         self.seen = headroom.Watch(given["train_dataloader"])

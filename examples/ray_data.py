@@ -1,7 +1,7 @@
-"""Preprocessing scaled out with Ray Data, echoed on each trainer: ``python examples/ray_data.py``.
+"""Preprocess with Ray Data and echo on each trainer: ``python examples/ray_data.py``.
 
-Ray's workers read and decode, wherever they run; each rank's share comes to it once, and its repeats are
-made in its own process, so that they never cross the network. Needs ``pip install 'ray[data]'``.
+Ray's workers read and decode on any machine. Each rank receives its examples once and repeats them in its
+process, so repeats need no network. Needs ``pip install 'ray[data]'``.
 """
 
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ RANKS, ROWS, BATCH, EPOCHS = 2, 640, 32, 2
 
 
 def decode(rows: dict[str, Any]) -> dict[str, Any]:
-    """On Ray's workers: what is slow."""
+    """Decode slowly, on Ray's workers."""
     return {"row": rows["id"], "x": rows["id"] / ROWS}
 
 
 def fresh_batches(share: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """One pass over a rank's share. All ranks begin a pass together: Ray waits for them."""
+    """One epoch over a rank's shard. Ray starts an epoch when all ranks are ready."""
     yield from share.iter_torch_batches(batch_size=BATCH)
 
 
 @ray.remote(num_cpus=0)
 class Trainer:
-    """One rank; with several machines each has its own."""
+    """One rank; each machine may have several."""
 
     def __init__(self, share: Any) -> None:
         self._share = share
 
     def train(self) -> tuple[int, int, list[int]]:
-        """Steps, fresh examples, and the rows seen in the last pass."""
+        """Steps, fresh examples, and the rows of the last epoch."""
         loader = EchoLoader(
             partial(fresh_batches, self._share), batch_size=None, epochs=1, echo="batch", factor=2,
             rank=0, world_size=1,

@@ -1,4 +1,4 @@
-"""Stop anywhere and go on with the very batches that would have come: ``python examples/resume.py``."""
+"""Stop at any batch and resume with the same next batches: ``python examples/resume.py``."""
 
 import tempfile
 from itertools import islice
@@ -21,7 +21,7 @@ def main() -> None:
         path = Path(folder) / "checkpoint.pt"
         with make_loader() as first:
             seen = [batch.tolist() for batch in islice(first, 7)]
-            # Beside the model's and the optimizer's. Read ahead or not, it is the position after batch 7.
+            # Save it with model and optimizer. It is the cursor after batch 7 even after reading ahead.
             torch.save({"loader": first.state_dict()}, path)
         with make_loader() as second:
             second.load_state_dict(torch.load(path, weights_only=True)["loader"])

@@ -1,8 +1,7 @@
-"""Tar shards on a store that is slow to answer, and what echoing makes of the wait.
+"""Tar shards on a slow store, with and without echoing: ``python examples/slow_store.py``.
 
-``python examples/slow_store.py`` delays each read of a local archive as a distant store would. With
-``factor="auto"`` the loader measures how much slower reading is than training (R), and repeats what it has as
-often as that leaves room for.
+The program delays each read of a local archive, as a distant store does. With ``factor="auto"`` the loader
+measures R, the ratio of reading time to training time, and repeats examples to fill the wait.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Every program in examples/ prints its expected line, and the blocks for trainers in docs/ run."""
+"""Every program in examples/ prints its expected line; the blocks for trainers in docs/ run."""
 
 import re
 from importlib.util import find_spec
@@ -18,14 +18,14 @@ SAYS = {
     "grain_pipeline": "150 batches of 1000 examples; resumed after 60: True",
     "ray_data": "rank 1: 40 steps from 640 fresh examples in 2 epochs",
     "detection": "40 images read, 80 trained on",
-    "headroom_lightning": "of the time was lost to waiting",
-    "headroom_transformers": "of the time was lost to waiting",
+    "headroom_lightning": "of the time was spent waiting",
+    "headroom_transformers": "of the time was spent waiting",
     "transformers_loop": "16 steps, 128 examples read",
     "lightning_loop": "32 steps from 512 examples read",
     "ddp_loop": "rank 1: 8 steps an epoch, 256 examples, 2 epochs",
 }
 RANKS = {"ddp_loop": 2}
-BLOCKS = {place: imported(code) for place, code in PYTHON.items() if imported(code)}
+BLOCKS = {block: imported(code) for block, code in PYTHON.items() if imported(code)}
 Said = dict[str, tuple[int, str]]
 
 
@@ -44,7 +44,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
             **({"ranks": RANKS[name]} if name in RANKS else {}),
         }
         for name in SAYS
-    } | {place: {"code": PYTHON[place]} for place in BLOCKS}
+    } | {block: {"code": PYTHON[block]} for block in BLOCKS}
     listed = {name: program for name, program in listed.items() if not absent(name)}
     return programs.run(listed, tmp_path_factory.mktemp("programs"))
 
@@ -69,10 +69,10 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the kernel of the notebook
     book = nbformat.read(ROOT / "examples" / "headroom.ipynb", as_version=4)
     assert len(book.cells) == 10
-    assert not any(cell.get("outputs") for cell in book.cells), "no output of one machine"
+    assert not any(cell.get("outputs") for cell in book.cells), "the notebook is stored without outputs"
     nbclient.NotebookClient(book, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = "".join(one.get("text", "") for cell in book.cells for one in cell.get("outputs", []))
-    assert "of the time was lost to waiting" in said
+    assert "of the time was spent waiting" in said
     assert "1280 examples read in" in said
     losses = [float(one) for one in re.findall(r"loss ([\d.]+) without echoing, ([\d.]+) with", said)[0]]
     assert losses[1] < losses[0]
