@@ -179,3 +179,17 @@ def test_a_missed_baseline_costs_at_least_its_budget(base: list[float | None]) -
     assert (found.verdict, found.reached) == (HOLDS, (5, 5, 5 - base.count(None), 5))
     at_least = np.prod([cost or BUDGET for cost in base])
     assert found.effect.value == pytest.approx((np.prod(HALF_COSTS) / at_least) ** 0.2)
+
+
+def test_equal_costs_have_the_noise_of_their_evaluations() -> None:
+    table = searched("baseline", *[{0.5: 960.0}] * 3) + searched("batch_e2", *[{0.5: 480.0}] * 3)
+    curves = [
+        {"arm": row["arm"], "repeat": row["repeat"], "values": [0.3, 0.97],
+         "fresh_examples": [row["fresh_examples"] - 160, row["fresh_examples"]]}
+        for row in table
+    ]  # fmt: skip
+    found = the_decided_claim(Records({"fig3": table}, {"fig3": curves}))
+    # By hand: a uniform error within 160, of three costs per arm.
+    error = math.sqrt((160**2 / 12 / 480**2 + 160**2 / 12 / 960**2) / 3)
+    assert math.log(found.effect.value / found.effect.low) > 2 * error
+    assert 1e-4 < found.p < 0.05
