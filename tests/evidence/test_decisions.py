@@ -193,3 +193,8 @@ def test_equal_costs_have_the_noise_of_their_evaluations() -> None:
     error = math.sqrt((160**2 / 12 / 480**2 + 160**2 / 12 / 960**2) / 3)
     assert math.log(found.effect.value / found.effect.low) > 2 * error
     assert 1e-4 < found.p < 0.05
+
+
+def test_equal_costs_without_evaluations_have_the_p_of_their_ranks() -> None:
+    found = decided("fig3", rows("baseline", [1000.0] * 3), rows("batch_e2", [500.0] * 3))["batch_saves"]
+    assert (found.verdict, found.p) == (OPEN, pytest.approx(0.05))

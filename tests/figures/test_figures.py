@@ -111,13 +111,6 @@ def test_fig3_names_arms_that_missed_the_target(fig3):
     assert (dots(alone), words(alone)) == ([], ["target not reached"])
 
 
-def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
-    rows = rows_of("baseline", "none", 1, [160]) + rows_of("batch_e2", "batch", 2, [None])
-    unevaluated = {**CURVE, "arm": "batch_e2", "fresh_examples": [], "values": []}
-    assert "t_curves.png" in draw(rows, [CURVE, unevaluated], tmp_path)
-    assert "t_curves.png" not in draw(rows, [unevaluated], tmp_path)
-
-
 def test_fig3_names_arms_that_share_variant_and_factor(fig3):
     rows = rows_of("buffer_1k", "batch", 2, [100]) + rows_of("buffer_10k", "batch", 2, [200])
     axes = fig3(rows + rows_of("auto", "batch", "auto", [300]))
