@@ -186,9 +186,7 @@ class Config:
     batch_size: int = MISSING  # examples per step
     max_steps: int | None = None  # limit of optimizer steps; null: none
     max_fresh_examples: int | None = None  # limit of examples read; null: none
-    max_train_time_s: float | None = (
-        None  # limit of training time, without evaluation and checkpoints; null: none
-    )
+    max_train_time_s: float | None = None  # limit of training time in seconds; null: none
     max_loss: float = 1000.0  # a larger or non-finite training loss ends the run as diverged
     checkpoint_every_s: float = 60.0  # seconds between checkpoints
     device: str = "auto"  # auto | cpu | cuda

@@ -18,7 +18,8 @@ from adaecho.records.trials import read_rows, rows_of, table_text
 def make_run(path, *, variant="none", factor=1, cost=320, status="reached", **more):
     config = {
         "task": {"name": "digits"}, "data": {"path": None}, "echo": {"variant": variant, "factor": factor},
-        "evaluate": {}, "target": {"metric": "accuracy", "value": 0.97, "consecutive": 1}, "seed": 3, "batch_size": 32,
+        "evaluate": {}, "target": {"metric": "accuracy", "value": 0.97, "consecutive": 1}, "seed": 3,
+        "batch_size": 32,
     }  # fmt: skip
     to_target = {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
     summary = {

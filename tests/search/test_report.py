@@ -167,7 +167,7 @@ def test_an_incomplete_search_says_so(state: SweepState) -> None:
     says = "Incomplete, with trials that had not ended: searches echo-none/0, echo-batch/0."
     assert unfinished_note(trial_rows(state)) == says
     search.summaries = {index: _summary("diverged") for index in range(9)}
-    says = "9 trials diverged, and search.max_diverged=6 were replaced"
+    says = "9 trials diverged, more than search.max_diverged=6"
     assert any(says in line for line in remarks(state))
     # Without axes one run that diverged is an outcome.
     search.arm = replace(search.arm, axes=())
