@@ -47,14 +47,14 @@ def test_only_tasks_are_imported_by_name() -> None:
 
 
 WRONG = {
-    "No circle": ("tasks/base.py", "def build():\n    import adaecho.tasks.images"),
-    "Rooms import": ("models/normalise.py", "import adaecho.training.schedule"),
-    "The drop-ins": ("adascale/estimators.py", "import adaecho.errors"),
+    "No import cycles": ("tasks/base.py", "def build():\n    import adaecho.tasks.images"),
+    "Packages import": ("models/images.py", "import adaecho.training.schedule"),
+    "EchoLoader and": ("adascale/estimators.py", "import adaecho.errors"),
     "Figures": ("figures/style.py", "import adaecho.config.schema"),
-    "A search": ("search/design.py", "import adaecho.tasks.base"),
-    "The package": ("figures/lines.py", "import experiments.evidence.claims"),
-    "Evidence is": ("../experiments/evidence/claims.py", "import adaecho.training.schedule"),
-    "Within echo": ("echo/order/keyed.py", "import adaecho.echo.memory.pool"),
+    "The search": ("search/design.py", "import adaecho.tasks.base"),
+    "adaecho does not": ("figures/curves.py", "import experiments.evidence.claims"),
+    "experiments.evidence": ("../experiments/evidence/claims.py", "import adaecho.training.schedule"),
+    "Layers within": ("echo/order/keyed.py", "import adaecho.echo.memory.pool"),
 }
 
 
