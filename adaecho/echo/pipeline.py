@@ -405,10 +405,11 @@ class Run:
         else:
             workers, size, whole = parts.num_workers, parts.making.batch_size, parts.streams.whole
             # A thread reads half its share of a batch at a time. A process reads four times as much, because
-            # each transfer costs, and gets a second claim while it works on the first.
+            # each transfer costs, and gets a second claim while it works on the first. Most batches wait for
+            # the slowest process, so that twice as many are in progress.
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
-                readers, makers, share = 2 * workers, workers + 1, 2.0
+                readers, makers, share = 2 * workers, 2 * workers, 2.0
             if parts.resident is None and not whole:
                 grouped = parts.group > 1 and self.owners is None
                 chunk = parts.group * size if grouped else math.ceil(size * share / workers)
