@@ -22,7 +22,7 @@ from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import LoaderCursor
 from adaecho.echo.stats import LoaderStats, Timers
-from adaecho.echo.threads import Shutdown
+from adaecho.echo.threads import WAITS, Shutdown, tell_long_waits
 
 
 class EchoLoader(LoaderStats):
@@ -244,6 +244,8 @@ class EchoLoader(LoaderStats):
 
     def _made(self) -> Batch | None:
         pipeline, start = self._pipeline, time.perf_counter()
+        tell_long_waits()
+        WAITS[threading.get_ident()] = time.monotonic(), pipeline.reason_to_wait
         try:
             if not self._position.in_pass:
                 return None
@@ -261,6 +263,8 @@ class EchoLoader(LoaderStats):
                 self._failed = error
             pipeline.stop()
             raise
+        finally:
+            WAITS.pop(threading.get_ident(), None)
         self._clocks.waited(start)
         position = self._position
         if batch is None:

@@ -141,6 +141,8 @@ class Pipeline:
         self._newest: Run | None = None
         self._read_before = 0  # examples read by earlier runs
         self._closing = threading.Lock()
+        # The other variants repeat the same random numbers by definition, or repeat nothing.
+        self._draw_once = settings.echo == "example_before_augmentation" and settings.factor != 1
         _OPEN[self] = os.getpid()
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
@@ -153,6 +155,19 @@ class Pipeline:
             self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
             seed=settings.seed,
         )  # fmt: skip
+
+    def reason_to_wait(self) -> str:
+        """Name the work that the next batch waits for, with its progress."""
+        return f"{self.source.name}: {'reading again' if self._newest is None else self._newest.progress()}"
+
+    def warn_of_draws(self) -> None:
+        """Warn once that the dataset draws random numbers before the echo."""
+        if self._draw_once:
+            self._draw_once = False
+            warn_caller(
+                f"source: {self.source.name} draws random numbers when it reads an example, and the echo "
+                "repeats them; pass its random transform as augment=, so that each repeat draws new ones"
+            )
 
     def begin(self, position: LoaderCursor, iteration: int) -> tuple[LoaderCursor, "Run"]:
         """Begin an iteration and abandon the current one; return the cursor and the run."""
@@ -323,11 +338,14 @@ class Run:
                 buffered=parts.settings.shuffle_buffer, resident=parts.resident,
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
-        self.queue = PrefetchQueue(self._claim, self._read, streams.log.bad, position.next_index)
+        self.queue = PrefetchQueue(
+            self._claim, self._read, streams.log.bad, position.next_index, parts.warn_of_draws,
+            begins=position.next_index == position.first_index,
+        )  # fmt: skip
         self.pool = ThreadPool() if parts.num_workers else None
         # The examples of the buffers are read again first, once for all their uses.
         self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
-        self._num_claimed = 0  # examples of the buffers
+        self._num_claimed = self._num_restored = 0  # examples of the buffers
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
         self._batches = self._made(position)
         self._map = self._connected()
@@ -335,6 +353,16 @@ class Run:
         self._begun = False
         self._position = position
         self._echo: EchoedBatches | None = None
+
+    def progress(self) -> str:
+        """Name the current work and its progress."""
+        again, read = len(self._again), self.queue.examples
+        if self._num_restored < again:
+            return f"reading the buffer again, {self._num_restored:,} of {again:,} examples"
+        to_fill = sum(self._parts.settings.to_fill.values())
+        if not again and read < to_fill:
+            return f"filling the buffer, {read:,} of about {to_fill:,.0f} examples"
+        return f"reading the source, {read:,} examples so far"
 
     def _claim(self, count: int) -> Any | None:
         """Claim the next examples: first those of the buffers, then fresh ones."""
@@ -365,7 +393,7 @@ class Run:
                 length, read = parts.making.length, fresh.examples
                 counted = length is not None and isinstance(read, list)
                 self._reread += sum(map(length, read)) if counted else end - start  # type: ignore[arg-type]
-            start = end
+            start = self._num_restored = end
 
         def rows_of(items: keyed.Items) -> Rows:
             return rows[np.searchsorted(serials, items >> keyed.ECHO_BITS)]

@@ -41,7 +41,7 @@ class ToDevice:
         if self._device is None:
             return batch
         if not self._cuda:
-            return on_tensors(batch, lambda tensor: tensor.to(self._device))
+            return on_tensors(batch, lambda part: part.to(self._device))
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
@@ -50,9 +50,13 @@ class ToDevice:
         self._stream.synchronize()
         return moved
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(self, part: Any) -> Any:
+        if not isinstance(part, torch.Tensor):
+            # Its tensors are unknown, so ``received`` cannot protect memory of the separate stream.
+            with torch.cuda.stream(torch.cuda.default_stream(self._device)):
+                return part.to(self._device)
         # torch pins CPU tensors only.
-        pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+        pinned = part.pin_memory() if part.device.type == "cpu" else part
         return pinned.to(self._device, non_blocking=True)
 
     def received(self, batch: Any) -> None:
@@ -62,7 +66,7 @@ class ToDevice:
         stream = torch.cuda.current_stream(self._device)
         # A thread may have cloned a repeat, on the default stream.
         stream.wait_stream(torch.cuda.default_stream(self._device))
-        on_tensors(batch, lambda tensor: tensor.record_stream(stream))
+        on_tensors(batch, lambda part: part.record_stream(stream) if isinstance(part, torch.Tensor) else part)
 
 
 def _is_found(device: torch.device) -> bool:
@@ -75,21 +79,23 @@ def _is_found(device: torch.device) -> bool:
     return True
 
 
-def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
-    """Apply a function to each tensor of a batch; other parts stay unchanged.
+def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
+    """Apply a function to each tensor of a batch, and to each object with ``to(device)``.
 
     Raises:
-        ValueError: the batch is a mapping of a class that cannot be rebuilt.
+        ValueError: an object holds tensors but has no ``to``.
     """
-    if isinstance(batch, torch.Tensor):
-        return call(batch)
     # A UserDict is, e.g., the BatchEncoding of Hugging Face.
+    own = not isinstance(batch, dict | UserDict | list)
+    if own and callable(getattr(batch, "to", None)):  # a tensor, PackedSequence, TensorDict, ...
+        return call(batch)
     if isinstance(batch, dict | UserDict | list | tuple):
         return with_children(batch, [on_tensors(part, call) for _, part in children(batch)])
-    if isinstance(batch, Mapping):
+    held = getattr(batch, "__dict__", {}).values()
+    if isinstance(batch, Mapping) or any(isinstance(part, torch.Tensor) for part in held):
         raise ValueError(
-            f"device=: a batch of class {type(batch).__name__} cannot be rebuilt from its fields; return a "
-            "dict or a UserDict, or leave out device"
+            f"device=: a batch of class {type(batch).__name__} has no method to(device); add the method, "
+            "return a dict or a UserDict, or leave out device"
         )
     return batch
 

@@ -292,7 +292,7 @@ class WorkerStore:
         size = 0
         if len(fresh.serials):
             size = read.example_bytes if isinstance(read, Columns) else num_bytes(read[0])
-        return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, size)
+        return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, size, fresh.draws)
 
     def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
         serials = items >> keyed.ECHO_BITS

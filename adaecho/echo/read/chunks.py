@@ -259,6 +259,8 @@ class PrefetchQueue:
         claim, work: methods of the reader; inline it reads exactly the requested number.
         bad: list of bad examples.
         index: local number of the first example.
+        drawn: called for each block whose reading drew random numbers.
+        begins: whether the first example is the first of an iteration.
 
     Attributes:
         index: local number of the next example.
@@ -272,11 +274,15 @@ class PrefetchQueue:
         work: Callable[[Any], FreshBlock],
         bad: BadExamples,
         index: int,
+        drawn: Callable[[], None],
+        begins: bool,
     ) -> None:
-        self._bad, self._wanted = bad, 1
+        self._bad, self._wanted, self._drawn = bad, 1, drawn
         self.map: OrderedMap[Any, FreshBlock] | InlineMap[Any, FreshBlock]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
+        self._first_bad: BadExample | None = None
+        self._has_good = not begins
 
     def take_again(self, count: int) -> FreshBlock:
         """Return examples that were read before; raise the error of a bad one."""
@@ -291,8 +297,15 @@ class PrefetchQueue:
         """Return the next ``count`` examples, or a chunk; None at the end of the iteration."""
         self._wanted = count
         chunk = self.map.get()
+        if chunk is None and self._first_bad is not None and not self._has_good:
+            bad = self._first_bad
+            raise bad.told(f"while reading {bad.origin}; all {self.examples} examples were bad")
         if chunk is not None:
+            self._has_good |= len(chunk.serials) > 0
+            self._first_bad = self._first_bad or next(iter(chunk.bad), None)
             self.examples += chunk.next_index - self.index
             self.index = chunk.next_index
             self._bad.add(chunk)
+            if chunk.draws:
+                self._drawn()
         return chunk

@@ -86,6 +86,7 @@ class MapSource:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
         self.thread_safe = is_thread_safe(dataset)
+        self.draws: bool | None = None  # None until the first example was read
 
     def peek(self, row: int) -> Any:
         """Read one example before any iteration."""
@@ -118,7 +119,11 @@ class MapSource:
 
     def _seeded(self, row: int, key: int) -> Any:
         keyed.seed_globally(key, key >> 1)
-        return self._dataset[row]
+        example = self._dataset[row]
+        if self.draws is None:
+            with keyed.global_generators_kept():
+                self.draws = not keyed.are_seeded(key, key >> 1)
+        return example
 
     def origin(self, row: int) -> str:
         """Name an example in a message."""
@@ -180,10 +185,12 @@ class RandomReader(Reader):
             return FreshBlock(serials, preparation.finish(serials, source.read(rows)), end)
         keys = [] if source.thread_safe else keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         with nullcontext() if source.thread_safe else keyed.global_generators_kept():
-            return preparation.fresh(
+            fresh = preparation.fresh(
                 serials, end, source.fetch(rows, keys), lambda position: source.origin(int(rows[position])),
                 self._world, rows,
             )  # fmt: skip
+        fresh.draws = isinstance(source, MapSource) and bool(source.draws)
+        return fresh
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
         mark = self._mark(index) if index else 0
