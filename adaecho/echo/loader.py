@@ -2,7 +2,6 @@
 
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -319,18 +318,6 @@ class EchoLoader(LoaderStats):
         batch = self._look_ahead()
         return self.fresh_examples if batch is None else batch.position.fresh_examples
 
-    def peek(self) -> Any:
-        """Return the next batch without consuming it; waits for it.
-
-        Raises:
-            StopIteration: the iteration has ended.
-        """
-        batch = self._look_ahead()
-        if batch is None:
-            raise StopIteration
-        self._device.received(batch.content)
-        return batch.content
-
     # State
 
     def state_dict(self) -> dict[str, Any]:
@@ -444,21 +431,13 @@ class EchoIterator:
     """Iterator of an EchoLoader. All iterators of a loader share its cursor and its read-ahead."""
 
     def __init__(self, loader: EchoLoader) -> None:
-        self._loader, self._warned = loader, False
+        self._loader = loader
 
     def __iter__(self) -> "EchoIterator":
         return self
 
     def __next__(self) -> Any:
         loader = self._loader
-        newest = loader._newest
-        if not self._warned and newest is not None and newest() is not self:
-            self._warned = True
-            warnings.warn(
-                "iterators of an EchoLoader share one cursor: this one takes batches from a newer iterator; "
-                "create a second EchoLoader to iterate twice at the same time",
-                stacklevel=2,
-            )
         batch = loader._next()
         before = loader._position, id(batch.content)
         # No call may follow this statement: an interrupt in it would lose the batch.

@@ -27,8 +27,8 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.order.stream import Rows
-from adaecho.echo.read import Source
-from adaecho.echo.read.chunks import PrefetchQueue, Preparation, Reader, ReaderState, warn_caller
+from adaecho.echo.read import Reader, Source
+from adaecho.echo.read.chunks import PrefetchQueue, Preparation, ReaderState, warn_caller
 from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader

@@ -23,17 +23,13 @@ class ToDevice:
     """
 
     def __init__(self, device: str | torch.device | None) -> None:
-        try:
-            self._device = None if device is None else torch.device(device)
-        except RuntimeError as error:
-            raise ValueError(f"device={device!r}: unknown to torch ({error})") from error
+        try:  # "cuda" is this thread's current device: in the loader's threads it would be the first device
+            self._device = None if device is None else torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(
+                f"device={str(device)!r}: torch finds no such device; pass None, or 'cpu' ({error})"
+            ) from error
         self._cuda = self._device is not None and self._device.type == "cuda"
-        if self._device is not None and not _is_found(self._device):
-            kind = self._device.type.upper()
-            raise ValueError(f"device='{device}': torch finds no {kind} device; pass None, or 'cpu'")
-        if self._device == torch.device("cuda"):
-            # This thread's current device: in the loader's threads it would be the first device.
-            self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
 
     def move(self, batch: Any) -> Any:
@@ -67,16 +63,6 @@ class ToDevice:
         # A thread may have cloned a repeat, on the default stream.
         stream.wait_stream(torch.cuda.default_stream(self._device))
         on_tensors(batch, lambda part: part.record_stream(stream) if isinstance(part, torch.Tensor) else part)
-
-
-def _is_found(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_available()
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        return False
-    return True
 
 
 def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:

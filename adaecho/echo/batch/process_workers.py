@@ -35,14 +35,14 @@ from adaecho.echo.memory.pool import Examples, check_memory, singles_of
 from adaecho.echo.memory.pytree import Columns, duplicate, empty, num_bytes, same_layout, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import FreshBlock
-from adaecho.echo.read.chunks import Reader
+from adaecho.echo.read import Reader
 from adaecho.echo.threads import PoolThread, Shutdown, picklable_error
 
 _LEAST_BYTES = 1 << 14  # the pipe is as fast for smaller arrays
 _LOOK_EVERY_S = 0.5  # interval between checks that the parent lives
 _END_S = 1.0  # for a process to end by itself
 Handler = Callable[..., Any]
-Ticket = SimpleQueue
+Ticket = SimpleQueue[Any]
 """Receives the answer to a request; None if the process ended before."""
 Requests = PriorityQueue[tuple[int, int, bytes]]
 """Requests by priority, then by order; an empty one ends the worker."""
@@ -208,7 +208,7 @@ def _serve(
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()
     while (following := requests.get())[2]:
-        _, number, request = following
+        _, serial, request = following
         start, spans = time.perf_counter(), list[tuple[int, int]]()
         try:
             slot, arguments = pickle.loads(request)
@@ -220,7 +220,7 @@ def _serve(
         except Exception as error:
             spans, body = [], _dumps((False, (picklable_error(error), traceback.format_exc().rstrip()), 0.0))
         try:
-            connection.send_bytes(pickle.dumps((number, spans, body)))
+            connection.send_bytes(pickle.dumps((serial, spans, body)))
         except OSError:  # the parent has closed the pipe
             return
 

@@ -12,7 +12,7 @@ import urllib.error
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,50 +206,6 @@ class Preparation:
         if bad:
             serials = serials[positions]
         return FreshBlock(serials, self.finish(serials, good), end, bad)
-
-
-class Reader(Protocol):
-    """Reads the fresh examples of one rank in serial order.
-
-    Attributes:
-        reads_again: whether ``again`` reads from the source; otherwise ``resume`` has read the examples.
-    """
-
-    reads_again: bool
-
-    def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
-        """Go to the start of an iteration and return its first local number.
-
-        ``passes`` is its number of epochs, None if endless. ``abandoned_at`` is the local number at which the
-        previous iteration was abandoned, None if it ended.
-        """
-
-    def claim(self, count: int) -> Any | None:
-        """Claim the next ``count`` fresh examples; None at the end of the iteration."""
-
-    def work(self, claim: Any) -> FreshBlock:
-        """Read, decode and prepare a claim."""
-
-    def resume(
-        self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
-    ) -> int:
-        """Go to a local number; return the number of examples read again for that.
-
-        ``needed``: serials of the earlier examples that ``again`` will claim.
-        """
-
-    def again(self, serials: Serials) -> Any:
-        """Claim some of the needed serials, ascending, each once."""
-
-    def go_alone(self) -> None:
-        """Prepare for a worker process, where examples stay one by one."""
-
-    def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """Return the arguments of ``resume`` for a local number, reading again from a serial on."""
-
-    def close(self) -> None:
-        """Close open iterators and files."""
-        return
 
 
 class PrefetchQueue:
