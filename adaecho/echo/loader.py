@@ -360,7 +360,7 @@ class EchoLoader(LoaderStats):
         """
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
-        saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
+        saved.check(state, self.settings, pipeline.source_length)
         self._position, self._failed, self._before = pipeline.restore(state), None, None
         self._resume()
         self._clocks.load_state(state["timers"])

@@ -80,7 +80,6 @@ class Pipeline:
         processes: whether workers are processes. As in a DataLoader, the user's code runs in processes unless
             it declares ``thread_safe``.
         source_length: length of the source; None for an iterable.
-        permutation: ``Permutation.method``.
         run: the run at the cursor; None after it was discarded.
         left: the cursor and the reader's state there while the reader moves to a new run. A state requested
             in between, e.g. after an interrupt, uses these.
@@ -117,7 +116,6 @@ class Pipeline:
         check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
         order = None if isinstance(source, IterableSource) else order_of(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
-        self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
         # Not before a fork: workers would share a file that the dataset opens.
         peek = partial(source.peek, 0) if isinstance(source, MapSource) and not self.processes else None
@@ -222,7 +220,6 @@ class Pipeline:
             "version": VERSION,
             "settings": json.dumps(self.settings.plain()),
             "source_length": -1 if self.source_length is None else self.source_length,
-            "permutation": self.permutation,
             **self.streams.state(position),
             "progress": json.dumps(progress),
             "fingerprints": fingerprints,

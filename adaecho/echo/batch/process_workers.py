@@ -297,7 +297,8 @@ class WorkerStore:
     def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
         serials = items >> keyed.ECHO_BITS
         if self._resident:
-            examples = singles_of(self._reader.work(self._reader.again(serials)).examples)
+            claim: Any = self._reader.again(serials)
+            examples = singles_of(self._reader.work(claim).examples)
         else:  # a write into one use must not change the others
             examples = [
                 self._examples.pop(serial) if is_last else duplicate(self._examples[serial])

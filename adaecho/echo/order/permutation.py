@@ -38,7 +38,7 @@ class Permutation:
 
     Attributes:
         iteration_length: serials of one iteration over all ranks; 0 if endless.
-        method: "drawn" as an array, or "computed" row by row; part of a state.
+        method: "drawn" as an array, or "computed" row by row.
     """
 
     def __init__(

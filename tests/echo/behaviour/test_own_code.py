@@ -4,6 +4,8 @@ import logging
 import multiprocessing
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +92,26 @@ def test_a_dataset_that_draws_nothing_is_not_told() -> None:
         list(loader)
 
 
+@contextmanager
+def logged(event: Any) -> Iterator[list[str]]:
+    """Collect lines of the log, and set an event with each."""
+    lines: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+            event.set()
+
+    handler = Handler()
+    logging.getLogger("adaecho").addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("adaecho").removeHandler(handler)
+
+
 class Stuck:
-    """Row 20 takes until something was logged."""
+    """Row 21 takes until something was logged."""
 
     def __init__(self, told: Any) -> None:
         self.told = told
@@ -100,7 +120,7 @@ class Stuck:
         return 40
 
     def __getitem__(self, row: int) -> Any:
-        if row == 20:
+        if row == 21:
             self.told.wait(20)
         return np.float32(row)
 
@@ -115,25 +135,32 @@ def test_a_long_wait_is_logged_with_its_reason(
     form: str, num_workers: int, arguments: dict[str, Any], reason: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(threads, "_TELL_AFTER_S", 0.2)
-    event, lines = multiprocessing.get_context("fork").Event(), list[str]()
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-            event.set()
-
-    handler = Handler()
-    logging.getLogger("adaecho").addHandler(handler)
+    event = multiprocessing.get_context("fork").Event()
     stuck = Stuck(event)
     source: Any = stuck if form == "dataset" else lambda: map(stuck.__getitem__, range(40))
     if form == "dataset":
         arguments = {**arguments, "order": "stored"}
-    try:
-        with EchoLoader(source, 4, epochs=1, num_workers=num_workers, **arguments) as loader:
-            assert sum(map(len, loader)) == 40
-    finally:
-        logging.getLogger("adaecho").removeHandler(handler)
+    with (
+        EchoLoader(source, 4, epochs=1, num_workers=num_workers, **arguments) as loader,
+        logged(event) as lines,
+    ):
+        assert sum(map(len, loader)) == 40
     assert re.search(f"waiting for a batch for .* s: .*{reason}", lines[0])
+
+
+def test_reading_a_buffer_again_is_logged_with_its_progress(monkeypatch: Any) -> None:
+    monkeypatch.setattr(threads, "_TELL_AFTER_S", 0.2)
+    event = multiprocessing.get_context("fork").Event()
+    event.set()
+    arguments: Any = {"shuffle_buffer": 32, "order": "stored", "num_workers": 2}
+    with EchoLoader(Stuck(event), 4, **arguments) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    event.clear()
+    with EchoLoader(Stuck(event), 4, **arguments) as loader, logged(event) as lines:
+        loader.load_state_dict(state)
+        next(iter(loader))
+    assert re.search(r"Stuck: reading the buffer again, \d+ of 32 examples", lines[0])
 
 
 class Holder:
