@@ -2,7 +2,6 @@
 
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import LoaderCursor
 from adaecho.echo.stats import LoaderStats, Timers
-from adaecho.echo.threads import Shutdown
+from adaecho.echo.threads import WAITS, Shutdown, tell_long_waits
 
 
 class EchoLoader(LoaderStats):
@@ -244,6 +243,8 @@ class EchoLoader(LoaderStats):
 
     def _made(self) -> Batch | None:
         pipeline, start = self._pipeline, time.perf_counter()
+        tell_long_waits()
+        WAITS[threading.get_ident()] = time.monotonic(), pipeline.reason_to_wait
         try:
             if not self._position.in_pass:
                 return None
@@ -261,6 +262,8 @@ class EchoLoader(LoaderStats):
                 self._failed = error
             pipeline.stop()
             raise
+        finally:
+            WAITS.pop(threading.get_ident(), None)
         self._clocks.waited(start)
         position = self._position
         if batch is None:
@@ -315,18 +318,6 @@ class EchoLoader(LoaderStats):
         batch = self._look_ahead()
         return self.fresh_examples if batch is None else batch.position.fresh_examples
 
-    def peek(self) -> Any:
-        """Return the next batch without consuming it; waits for it.
-
-        Raises:
-            StopIteration: the iteration has ended.
-        """
-        batch = self._look_ahead()
-        if batch is None:
-            raise StopIteration
-        self._device.received(batch.content)
-        return batch.content
-
     # State
 
     def state_dict(self) -> dict[str, Any]:
@@ -369,7 +360,7 @@ class EchoLoader(LoaderStats):
         """
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
-        saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
+        saved.check(state, self.settings, pipeline.source_length)
         self._position, self._failed, self._before = pipeline.restore(state), None, None
         self._resume()
         self._clocks.load_state(state["timers"])
@@ -440,21 +431,13 @@ class EchoIterator:
     """Iterator of an EchoLoader. All iterators of a loader share its cursor and its read-ahead."""
 
     def __init__(self, loader: EchoLoader) -> None:
-        self._loader, self._warned = loader, False
+        self._loader = loader
 
     def __iter__(self) -> "EchoIterator":
         return self
 
     def __next__(self) -> Any:
         loader = self._loader
-        newest = loader._newest
-        if not self._warned and newest is not None and newest() is not self:
-            self._warned = True
-            warnings.warn(
-                "iterators of an EchoLoader share one cursor: this one takes batches from a newer iterator; "
-                "create a second EchoLoader to iterate twice at the same time",
-                stacklevel=2,
-            )
         batch = loader._next()
         before = loader._position, id(batch.content)
         # No call may follow this statement: an interrupt in it would lose the batch.

@@ -27,8 +27,8 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.order.stream import Rows
-from adaecho.echo.read import Source
-from adaecho.echo.read.chunks import PrefetchQueue, Preparation, Reader, ReaderState, warn_caller
+from adaecho.echo.read import Reader, Source
+from adaecho.echo.read.chunks import PrefetchQueue, Preparation, ReaderState, warn_caller
 from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
@@ -80,7 +80,6 @@ class Pipeline:
         processes: whether workers are processes. As in a DataLoader, the user's code runs in processes unless
             it declares ``thread_safe``.
         source_length: length of the source; None for an iterable.
-        permutation: ``Permutation.method``.
         run: the run at the cursor; None after it was discarded.
         left: the cursor and the reader's state there while the reader moves to a new run. A state requested
             in between, e.g. after an interrupt, uses these.
@@ -117,7 +116,6 @@ class Pipeline:
         check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
         order = None if isinstance(source, IterableSource) else order_of(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
-        self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
         # Not before a fork: workers would share a file that the dataset opens.
         peek = partial(source.peek, 0) if isinstance(source, MapSource) and not self.processes else None
@@ -141,6 +139,8 @@ class Pipeline:
         self._newest: Run | None = None
         self._read_before = 0  # examples read by earlier runs
         self._closing = threading.Lock()
+        # The other variants repeat the same random numbers by definition, or repeat nothing.
+        self._draw_once = settings.echo == "example_before_augmentation" and settings.factor != 1
         _OPEN[self] = os.getpid()
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
@@ -153,6 +153,19 @@ class Pipeline:
             self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
             seed=settings.seed,
         )  # fmt: skip
+
+    def reason_to_wait(self) -> str:
+        """Name the work that the next batch waits for, with its progress."""
+        return f"{self.source.name}: {'reading again' if self._newest is None else self._newest.progress()}"
+
+    def warn_of_draws(self) -> None:
+        """Warn once that the dataset draws random numbers before the echo."""
+        if self._draw_once:
+            self._draw_once = False
+            warn_caller(
+                f"source: {self.source.name} draws random numbers when it reads an example, and the echo "
+                "repeats them; pass its random transform as augment=, so that each repeat draws new ones"
+            )
 
     def begin(self, position: LoaderCursor, iteration: int) -> tuple[LoaderCursor, "Run"]:
         """Begin an iteration and abandon the current one; return the cursor and the run."""
@@ -207,7 +220,6 @@ class Pipeline:
             "version": VERSION,
             "settings": json.dumps(self.settings.plain()),
             "source_length": -1 if self.source_length is None else self.source_length,
-            "permutation": self.permutation,
             **self.streams.state(position),
             "progress": json.dumps(progress),
             "fingerprints": fingerprints,
@@ -323,11 +335,14 @@ class Run:
                 buffered=parts.settings.shuffle_buffer, resident=parts.resident,
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
-        self.queue = PrefetchQueue(self._claim, self._read, streams.log.bad, position.next_index)
+        self.queue = PrefetchQueue(
+            self._claim, self._read, streams.log.bad, position.next_index, parts.warn_of_draws,
+            begins=position.next_index == position.first_index,
+        )  # fmt: skip
         self.pool = ThreadPool() if parts.num_workers else None
         # The examples of the buffers are read again first, once for all their uses.
         self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
-        self._num_claimed = 0  # examples of the buffers
+        self._num_claimed = self._num_restored = 0  # examples of the buffers
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
         self._batches = self._made(position)
         self._map = self._connected()
@@ -335,6 +350,16 @@ class Run:
         self._begun = False
         self._position = position
         self._echo: EchoedBatches | None = None
+
+    def progress(self) -> str:
+        """Name the current work and its progress."""
+        again, read = len(self._again), self.queue.examples
+        if self._num_restored < again:
+            return f"reading the buffer again, {self._num_restored:,} of {again:,} examples"
+        to_fill = sum(self._parts.settings.to_fill.values())
+        if not again and read < to_fill:
+            return f"filling the buffer, {read:,} of about {to_fill:,.0f} examples"
+        return f"reading the source, {read:,} examples so far"
 
     def _claim(self, count: int) -> Any | None:
         """Claim the next examples: first those of the buffers, then fresh ones."""
@@ -365,7 +390,7 @@ class Run:
                 length, read = parts.making.length, fresh.examples
                 counted = length is not None and isinstance(read, list)
                 self._reread += sum(map(length, read)) if counted else end - start  # type: ignore[arg-type]
-            start = end
+            start = self._num_restored = end
 
         def rows_of(items: keyed.Items) -> Rows:
             return rows[np.searchsorted(serials, items >> keyed.ECHO_BITS)]
@@ -405,10 +430,11 @@ class Run:
         else:
             workers, size, whole = parts.num_workers, parts.making.batch_size, parts.streams.whole
             # A thread reads half its share of a batch at a time. A process reads four times as much, because
-            # each transfer costs, and gets a second claim while it works on the first.
+            # each transfer costs, and gets a second claim while it works on the first. Most batches wait for
+            # the slowest process, so that twice as many are in progress.
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
-                readers, makers, share = 2 * workers, workers + 1, 2.0
+                readers, makers, share = 2 * workers, 2 * workers, 2.0
             if parts.resident is None and not whole:
                 grouped = parts.group > 1 and self.owners is None
                 chunk = parts.group * size if grouped else math.ceil(size * share / workers)

@@ -290,14 +290,13 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
 
-def check(state: Any, settings: Settings, length: int | None, permutation: str) -> None:
+def check(state: Any, settings: Settings, length: int | None) -> None:
     """Check that a state has this version's format and is of a loader with the same settings and source.
 
     Args:
         state: the state as given.
         settings: settings of the loader.
         length: length of its source, or None if unknown.
-        permutation: how the loader permutes the source.
 
     Raises:
         ValueError: the state does not match; the message names the argument that differs.
@@ -317,10 +316,4 @@ def check(state: Any, settings: Settings, length: int | None, permutation: str) 
         had != has,
         f"load_state_dict: the source had {had} but now has {has}, so its positions mean other examples; "
         "pass the source that the state was saved with",
-    )
-    saved = state["permutation"]
-    refuse(
-        saved != permutation,
-        f"load_state_dict: the state permutes {had} by a {saved} order, but this adaecho by a {permutation} "
-        "order, which would give other examples; start without load_state_dict",
     )

@@ -9,6 +9,7 @@ all threads stop, and new ones begin at the cursor.
 """
 
 import _thread
+import logging
 import os
 import pickle
 import threading
@@ -23,6 +24,7 @@ Result = TypeVar("Result")
 Outcome = tuple[bool, Any]
 """Whether the work succeeded, and its result or error."""
 
+_LOG = logging.getLogger("adaecho")
 _WAKE, _END = object(), object()
 _LOOK_EVERY_S = 0.005  # interval between checks of a flag
 
@@ -321,6 +323,32 @@ class OrderedMap(InlineMap[Claim, Result]):
             self._ended = True
             self._put_end(True, _END)
         return claim
+
+
+WAITS: dict[int, tuple[float, Callable[[], str]]] = {}
+"""By thread that waits for a batch: since when, and a function that names the reason."""
+_watching: dict[int, bool] = {}  # by process
+_TELL_AFTER_S = 10.0
+
+
+def tell_long_waits() -> None:
+    """Start the thread that logs the reason of waits of 10 s, and again after each doubling."""
+    if not _watching.setdefault(os.getpid(), False):
+        _watching[os.getpid()] = True
+        _thread.start_new_thread(_watch, ())
+
+
+def _watch() -> None:
+    told: dict[float, float] = {}  # the next line of each wait
+    while True:
+        time.sleep(_TELL_AFTER_S / 20)
+        waits = list(WAITS.values())
+        told = {since: told.get(since, _TELL_AFTER_S) for since, _ in waits}
+        for since, reason in waits:
+            waited_s = time.monotonic() - since
+            if waited_s >= told[since]:
+                told[since] *= 2
+                _LOG.warning("waiting for a batch for %.0f s: %s", waited_s, reason())
 
 
 def picklable_error(error: Exception) -> Exception:

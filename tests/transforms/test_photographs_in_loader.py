@@ -102,9 +102,9 @@ def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> 
     ("arguments", "message"),
     [
         ({"place": "raw"}, "place='raw': must be one of"),
-        ({"decode": None}, "without decode="),
-        ({"echo": "example_after_augmentation"}, "that echo repeats decoded examples"),
-        ({"batch_size": None}, "batch_size=None"),
+        ({"decode": None}, "only with decode="),
+        ({"echo": "example_after_augmentation"}, "no augmentation before the echo"),
+        ({"batch_size": None}, "only with decode=, batch_size="),
     ],
 )
 def test_settings_that_exclude_encoded_buffers_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -206,26 +206,10 @@ class Functions:
             f"batch_length with batch_size={size}: batch_length measures whole batches of the source; leave "
             "it out, or pass batch_size=None",
         )
-        if self.place == "encoded":
-            self._check_encoded()
-
-    def _check_encoded(self) -> None:
-        settings, encoded = self.settings, "place='encoded'"
         refuse(
-            self.decode is None,
-            f"{encoded}: without decode= the buffer holds examples in the source's form; leave out place",
-        )
-        refuse(
-            settings.batch_size is None,
-            f"{encoded} with batch_size=None: the buffer holds no examples; leave out place",
-        )
-        pair, otherwise = "", "echo='example_before_augmentation'"
-        if not settings.variant.augments_before:
-            pair, otherwise = " and augment=(once, each_time)", "a single augment"
-        refuse(
-            self._augments_before_buffer,
-            f"{encoded} with echo={settings.echo!r}{pair}: that echo repeats decoded examples; use "
-            f"place='decoded' or {otherwise}",
+            self.place == "encoded" and (self.decode is None or whole or self._augments_before_buffer),
+            f"place='encoded' with echo={self.settings.echo!r}: the buffer holds encoded examples only with "
+            "decode=, batch_size= and no augmentation before the echo; leave out place",
         )
 
     @property

@@ -71,18 +71,8 @@ class Collator:
             with self._turn:
                 return self._collate(examples, *rng)
         except Exception as error:
-            error.add_note(f"while collating {self._named(items, examples)}")
+            error.add_note(f"while collating {span(items, self._origin)}")
             raise
-
-    def _named(self, items: keyed.Items, examples: list[Any]) -> str:
-        """Name the example that cannot be collated, or two that differ, else the first and the last."""
-        for index in range(len(examples) if self.is_default else 0):
-            try:
-                pytree.collate([examples[0], examples[index]])
-            except Exception:
-                first, other = span(items[:1], self._origin), span(items[index : index + 1], self._origin)
-                return f"{first} and {other}, which differ" if index else first
-        return span(items, self._origin)
 
 
 @dataclass(frozen=True)

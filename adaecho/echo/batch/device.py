@@ -23,17 +23,13 @@ class ToDevice:
     """
 
     def __init__(self, device: str | torch.device | None) -> None:
-        try:
-            self._device = None if device is None else torch.device(device)
-        except RuntimeError as error:
-            raise ValueError(f"device={device!r}: unknown to torch ({error})") from error
+        try:  # "cuda" is this thread's current device: in the loader's threads it would be the first device
+            self._device = None if device is None else torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(
+                f"device={str(device)!r}: torch finds no such device; pass None, or 'cpu' ({error})"
+            ) from error
         self._cuda = self._device is not None and self._device.type == "cuda"
-        if self._device is not None and not _is_found(self._device):
-            kind = self._device.type.upper()
-            raise ValueError(f"device='{device}': torch finds no {kind} device; pass None, or 'cpu'")
-        if self._device == torch.device("cuda"):
-            # This thread's current device: in the loader's threads it would be the first device.
-            self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
 
     def move(self, batch: Any) -> Any:
@@ -41,7 +37,7 @@ class ToDevice:
         if self._device is None:
             return batch
         if not self._cuda:
-            return on_tensors(batch, lambda tensor: tensor.to(self._device))
+            return on_tensors(batch, lambda part: part.to(self._device))
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
@@ -50,9 +46,13 @@ class ToDevice:
         self._stream.synchronize()
         return moved
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(self, part: Any) -> Any:
+        if not isinstance(part, torch.Tensor):
+            # Its tensors are unknown, so ``received`` cannot protect memory of the separate stream.
+            with torch.cuda.stream(torch.cuda.default_stream(self._device)):
+                return part.to(self._device)
         # torch pins CPU tensors only.
-        pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+        pinned = part.pin_memory() if part.device.type == "cpu" else part
         return pinned.to(self._device, non_blocking=True)
 
     def received(self, batch: Any) -> None:
@@ -62,34 +62,26 @@ class ToDevice:
         stream = torch.cuda.current_stream(self._device)
         # A thread may have cloned a repeat, on the default stream.
         stream.wait_stream(torch.cuda.default_stream(self._device))
-        on_tensors(batch, lambda tensor: tensor.record_stream(stream))
+        on_tensors(batch, lambda part: part.record_stream(stream) if isinstance(part, torch.Tensor) else part)
 
 
-def _is_found(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_available()
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        return False
-    return True
-
-
-def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
-    """Apply a function to each tensor of a batch; other parts stay unchanged.
+def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
+    """Apply a function to each tensor of a batch, and to each object with ``to(device)``.
 
     Raises:
-        ValueError: the batch is a mapping of a class that cannot be rebuilt.
+        ValueError: an object holds tensors but has no ``to``.
     """
-    if isinstance(batch, torch.Tensor):
-        return call(batch)
     # A UserDict is, e.g., the BatchEncoding of Hugging Face.
+    own = not isinstance(batch, dict | UserDict | list)
+    if own and callable(getattr(batch, "to", None)):  # a tensor, PackedSequence, TensorDict, ...
+        return call(batch)
     if isinstance(batch, dict | UserDict | list | tuple):
         return with_children(batch, [on_tensors(part, call) for _, part in children(batch)])
-    if isinstance(batch, Mapping):
+    held = getattr(batch, "__dict__", {}).values()
+    if isinstance(batch, Mapping) or any(isinstance(part, torch.Tensor) for part in held):
         raise ValueError(
-            f"device=: a batch of class {type(batch).__name__} cannot be rebuilt from its fields; return a "
-            "dict or a UserDict, or leave out device"
+            f"device=: a batch of class {type(batch).__name__} has no method to(device); add the method, "
+            "return a dict or a UserDict, or leave out device"
         )
     return batch
 

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import PriorityQueue, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,15 +35,17 @@ from adaecho.echo.memory.pool import Examples, check_memory, singles_of
 from adaecho.echo.memory.pytree import Columns, duplicate, empty, num_bytes, same_layout, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import FreshBlock
-from adaecho.echo.read.chunks import Reader
+from adaecho.echo.read import Reader
 from adaecho.echo.threads import PoolThread, Shutdown, picklable_error
 
 _LEAST_BYTES = 1 << 14  # the pipe is as fast for smaller arrays
 _LOOK_EVERY_S = 0.5  # interval between checks that the parent lives
 _END_S = 1.0  # for a process to end by itself
 Handler = Callable[..., Any]
-Ticket = tuple[threading.Lock, threading.Lock]
-"""Locks that are held until the previous answer, and this one, have been received."""
+Ticket = SimpleQueue[Any]
+"""Receives the answer to a request; None if the process ended before."""
+Requests = PriorityQueue[tuple[int, int, bytes]]
+"""Requests by priority, then by order; an empty one ends the worker."""
 
 
 class ProcessDiedError(RuntimeError):
@@ -77,8 +79,9 @@ class WorkerProcess:
         self, make: Callable[[], Handler], others: Sequence["WorkerProcess"], *, slots: int, slot_bytes: int
     ) -> None:
         self._memory = mmap.mmap(-1, slots * slot_bytes)
-        self._sending, self._last = threading.Lock(), threading.Lock()
-        self.closed = False
+        self._sending, self._sent, self._waiting = threading.Lock(), 0, dict[int, Ticket]()
+        self.closed = self._ended = False
+        self._receiver = threading.Thread(target=self._receive, name="adaecho-answers", daemon=True)
         context = multiprocessing.get_context("fork")
         self._connection, self._there = context.Pipe()
         held = [self._connection, *(other._connection for other in others)]
@@ -99,16 +102,38 @@ class WorkerProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._there.close()
 
+    def begin_receiving(self) -> None:
+        """Start the thread that receives answers, after all forks."""
+        self._receiver.start()
+
     def send(self, slot: int, *request: Any) -> Ticket:
-        """Send a request. The caller must receive the answer, so the main thread must not call this."""
-        body = _dumps((slot, request))
+        """Send a request and return the queue of its answer. The main thread must not call this.
+
+        Requests for batches precede requests for reads, because consumers wait for batches.
+        """
+        ticket = Ticket()
         with self._sending:
-            ticket = self._last, threading.Lock()
-            self._last = ticket[1]
-            ticket[1].acquire()
-            with suppress(OSError):  # ``receive`` reports it
+            number = self._sent = self._sent + 1
+            if self._ended:
+                ticket.put(None)
+                return ticket
+            self._waiting[number] = ticket
+            # The last byte is the priority; pickle ignores it.
+            body = _dumps((slot, request)) + bytes([request[0] == "read"])
+            with suppress(OSError):  # the receiver sees the end
                 self._connection.send_bytes(body)
         return ticket
+
+    def _receive(self) -> None:
+        """Pass each answer to its request, so that no answer waits for a thread that waits elsewhere."""
+        with suppress(EOFError, OSError):
+            while True:
+                number, *answer = pickle.loads(self._connection.recv_bytes())
+                self._waiting.pop(number).put(answer)
+        with self._sending:
+            self._ended = True
+        for ticket in self._waiting.values():
+            ticket.put(None)
 
     def receive(self, ticket: Ticket) -> Any:
         """Return the answer, or raise the error of its handler.
@@ -116,21 +141,17 @@ class WorkerProcess:
         Raises:
             ProcessDiedError: the process has ended.
         """
-        start, (before, turn) = time.perf_counter(), ticket
-        before.acquire()
-        try:
-            spans, body = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
+        start, answer = time.perf_counter(), ticket.get()
+        if answer is None:
             if self.closed:
-                raise Shutdown from None
+                raise Shutdown
             self._process.join(_END_S)
             raise ProcessDiedError(
                 f"a worker process of this EchoLoader ended with exit code {self._process.exitcode} in "
                 "__getitem__, decode or augment, or was killed for lack of memory; num_workers=0 runs these "
                 "in the main process"
-            ) from None
-        finally:
-            turn.release()
+            )
+        spans, body = answer
         parts = [memoryview(self._memory)[begin:end] for begin, end in spans]
         good, result, busy_s = pickle.loads(body, buffers=parts)
         thread = threading.current_thread()
@@ -151,11 +172,15 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process, while no thread waits for an answer."""
         self.closed = True
-        self._connection.close()
+        with suppress(OSError):
+            self._connection.send_bytes(b"")
         if self._process.ident is not None:
             self._process.join(_END_S)
             self._process.kill()
             self._process.join()
+        if self._receiver.ident is not None:
+            self._receiver.join(_END_S)
+        self._connection.close()
 
 
 def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
@@ -179,10 +204,11 @@ def _serve(
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)  # its threads exist only in the parent
-    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    requests: Requests = PriorityQueue()
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()
-    while (request := requests.get()) is not None:
+    while (following := requests.get())[2]:
+        _, serial, request = following
         start, spans = time.perf_counter(), list[tuple[int, int]]()
         try:
             slot, arguments = pickle.loads(request)
@@ -194,18 +220,22 @@ def _serve(
         except Exception as error:
             spans, body = [], _dumps((False, (picklable_error(error), traceback.format_exc().rstrip()), 0.0))
         try:
-            connection.send_bytes(pickle.dumps((spans, body)))
+            connection.send_bytes(pickle.dumps((serial, spans, body)))
         except OSError:  # the parent has closed the pipe
             return
 
 
-def _listen(connection: Any, requests: SimpleQueue[bytes | None], parent: int) -> None:
+def _listen(connection: Any, requests: Requests, parent: int) -> None:
     """Receive requests at once, so that the sender never waits."""
+    number = 0
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
-                requests.put(connection.recv_bytes())
-    requests.put(None)
+                if not (request := connection.recv_bytes()):
+                    break  # the parent closes this worker
+                number += 1
+                requests.put((request[-1], number, request))
+    requests.put((-1, 0, b""))
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os._exit(0)
@@ -262,12 +292,13 @@ class WorkerStore:
         size = 0
         if len(fresh.serials):
             size = read.example_bytes if isinstance(read, Columns) else num_bytes(read[0])
-        return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, size)
+        return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, size, fresh.draws)
 
     def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
         serials = items >> keyed.ECHO_BITS
         if self._resident:
-            examples = singles_of(self._reader.work(self._reader.again(serials)).examples)
+            claim: Any = self._reader.again(serials)
+            examples = singles_of(self._reader.work(claim).examples)
         else:  # a write into one use must not change the others
             examples = [
                 self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
@@ -314,12 +345,9 @@ class WorkerProcesses:
         self._left: dict[int, int] = {}  # remaining uses of each token
         self._all: list[WorkerProcess] = []
         self._choosing, self._closing = threading.Lock(), threading.Lock()
-        self._reads, self._given = (
-            [0] * number,
-            [0] * number,
-        )  # reads in progress, and examples so far, of each
+        self._reads, self._given = [0] * number, [0] * number  # reads in progress, and examples, of each
         self._slots: SimpleQueue[int] = SimpleQueue()
-        self._num_slots = number + 2  # threads that make batches, and one that remakes some
+        self._num_slots = 2 * number + 1  # threads that make batches, and one that remakes some
         for slot in range(self._num_slots):
             self._slots.put(slot)
 
@@ -336,6 +364,8 @@ class WorkerProcesses:
             )  # fmt: skip
             self._all.append(worker)  # before the start, or an interrupt would lose it
             worker.start()
+        for worker in self._all:
+            worker.begin_receiving()
 
     def kill(self) -> None:
         """Kill the processes."""

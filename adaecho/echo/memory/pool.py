@@ -1,6 +1,5 @@
 """Pools that hold each fresh example of a buffer once, for all its repeats, and the check of free memory."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +167,6 @@ def _machine(root: Path) -> int | None:
         told = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         return int(told["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
         return None
 
 

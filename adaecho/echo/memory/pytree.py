@@ -222,7 +222,8 @@ def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -
         if len({(array.shape, array.dtype) for array in arrays}) > 1:
             return False
         # Twice as fast as np.stack, which preserves other memory orders, e.g. channels last.
-        columns.append(np.array(arrays) if arrays[0].flags.c_contiguous else np.stack(arrays))
+        column = np.array(arrays) if arrays[0].flags.c_contiguous else np.stack(arrays)
+        columns.append(column.astype(column.dtype.newbyteorder("="), copy=False))  # as torch needs it
         return True
     keys = form.names if form.kind == "dict" else range(len(form.parts))
     alike = (
@@ -362,9 +363,10 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def take_rows(array: NDArray[Any], rows: Rows) -> NDArray[Any]:
-    """Copy some existing rows into recycled memory."""
-    selected = empty((len(rows), *array.shape[1:]), array.dtype)
-    if not array.flags.c_contiguous:  # np.take would first make a contiguous copy of the whole array
+    """Copy some existing rows into recycled memory, in the machine's byte order."""
+    selected = empty((len(rows), *array.shape[1:]), array.dtype.newbyteorder("="))
+    # np.take would first make a contiguous copy of the whole array, and cannot convert.
+    if not (array.flags.c_contiguous and array.dtype.isnative):
         selected[...] = array[rows]
         return selected
     # Any mode but "raise" writes without a second buffer.

@@ -157,6 +157,13 @@ def seed_globally(key: int, of_torch: int) -> None:
     torch.default_generator.manual_seed(of_torch)
 
 
+def are_seeded(key: int, of_torch: int) -> bool:
+    """Whether nothing was drawn from the global generators since ``seed_globally``; moves them."""
+    following = random.random(), np.random.random(), float(torch.rand(()))
+    seed_globally(key, of_torch)
+    return following == (random.random(), np.random.random(), float(torch.rand(())))
+
+
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
     """Restore the global generators of ``random``, NumPy and torch on exit."""

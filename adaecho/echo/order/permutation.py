@@ -38,7 +38,7 @@ class Permutation:
 
     Attributes:
         iteration_length: serials of one iteration over all ranks; 0 if endless.
-        method: "drawn" as an array, or "computed" row by row; part of a state.
+        method: "drawn" as an array, or "computed" row by row.
     """
 
     def __init__(
@@ -61,30 +61,20 @@ class Permutation:
         self.method = "computed" if order == "permutation" and length >= LEAST_COMPUTED else "drawn"
         self._dtype = np.uint32 if length <= 1 << 32 else np.int64
         self._kept: dict[int, NDArray[Any]] = {}
-        self._block: tuple[int, int, Rows] = (0, 1, np.empty(0, dtype=np.int64))  # of serials: see _in_block
+        self._block: tuple[int, Rows] = -1, keyed.NO_ITEMS  # its number and rows
 
     def rows(self, serials: NDArray[np.int64]) -> Rows:
         """Return the row of each serial, int64 [n]; thread-safe."""
-        return self._in_block(serials) if self.method == "computed" else self._of_serials(serials)
-
-    def _in_block(self, serials: NDArray[np.int64]) -> Rows:
-        """Return rows from a cached block: a call of NumPy costs as much for a few rows as for many.
-
-        The serials of a rank are first, first + step, first + 2 step, ... Others, e.g. in a resume, are
-        computed directly.
-        """
-        if not 1 < len(serials) <= BLOCK:
+        blocks = serials // BLOCK
+        if self.method != "computed" or not len(serials) or (blocks != blocks[0]).any():
             return self._of_serials(serials)
-        first, step, rows = self._block
-        indices, rest = np.divmod(serials - first, step)  # [n] each
-        if rest.any() or indices.min() < 0 or indices.max() >= len(rows):
-            first, step = int(serials[0]), int(serials[1] - serials[0])
-            if step < 1 or (np.diff(serials) != step).any():
-                return self._of_serials(serials)
-            rows = self._of_serials(first + step * np.arange(BLOCK, dtype=np.int64))
-            self._block = first, step, rows  # one statement, so that an interrupt cannot split it
-            indices = np.arange(len(serials))
-        return rows[indices]
+        # A call of NumPy costs as much for a few rows as for a block.
+        number, rows = self._block
+        if number != blocks[0]:
+            number = int(blocks[0])
+            rows = self._of_serials(number * BLOCK + np.arange(BLOCK, dtype=np.int64))
+            self._block = number, rows  # one statement, so that an interrupt cannot split it
+        return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
         """Return a digest of further inputs to the order of a serial's pass; 0 for none."""

@@ -51,6 +51,7 @@ class FreshBlock:
         next_index: local number of the next fresh example.
         bad: the bad examples.
         example_bytes: bytes of one example, if the examples lie in a worker process.
+        draws: whether reading the first of them drew from a global generator.
     """
 
     serials: NDArray[np.int64]
@@ -58,6 +59,7 @@ class FreshBlock:
     next_index: int
     bad: list[BadExample] = field(default_factory=list)
     example_bytes: int = 0
+    draws: bool = False
 
 
 class Pool(Protocol):

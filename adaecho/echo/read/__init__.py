@@ -11,9 +11,12 @@ from adaecho.echo.memory.pytree import Columns, flatten
 from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.data_loader import DataLoaderSource, is_keyed
 from adaecho.echo.read.iterables import IterableSource, parts_of
-from adaecho.echo.read.rows import ArraySource, MapSource
+from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
+from adaecho.echo.read.sequential import SequentialReader
 
 Source = ArraySource | MapSource | IterableSource
+Reader = RandomReader | SequentialReader
+"""Reads the fresh examples of one rank in serial order."""
 
 
 def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_size: int = 1) -> Source:

@@ -12,7 +12,7 @@ import urllib.error
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,50 +208,6 @@ class Preparation:
         return FreshBlock(serials, self.finish(serials, good), end, bad)
 
 
-class Reader(Protocol):
-    """Reads the fresh examples of one rank in serial order.
-
-    Attributes:
-        reads_again: whether ``again`` reads from the source; otherwise ``resume`` has read the examples.
-    """
-
-    reads_again: bool
-
-    def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
-        """Go to the start of an iteration and return its first local number.
-
-        ``passes`` is its number of epochs, None if endless. ``abandoned_at`` is the local number at which the
-        previous iteration was abandoned, None if it ended.
-        """
-
-    def claim(self, count: int) -> Any | None:
-        """Claim the next ``count`` fresh examples; None at the end of the iteration."""
-
-    def work(self, claim: Any) -> FreshBlock:
-        """Read, decode and prepare a claim."""
-
-    def resume(
-        self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
-    ) -> int:
-        """Go to a local number; return the number of examples read again for that.
-
-        ``needed``: serials of the earlier examples that ``again`` will claim.
-        """
-
-    def again(self, serials: Serials) -> Any:
-        """Claim some of the needed serials, ascending, each once."""
-
-    def go_alone(self) -> None:
-        """Prepare for a worker process, where examples stay one by one."""
-
-    def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """Return the arguments of ``resume`` for a local number, reading again from a serial on."""
-
-    def close(self) -> None:
-        """Close open iterators and files."""
-        return
-
-
 class PrefetchQueue:
     """Queue of fresh examples from a reader, which may read ahead in chunks.
 
@@ -259,6 +215,8 @@ class PrefetchQueue:
         claim, work: methods of the reader; inline it reads exactly the requested number.
         bad: list of bad examples.
         index: local number of the first example.
+        drawn: called for each block whose reading drew random numbers.
+        begins: whether the first example is the first of an iteration.
 
     Attributes:
         index: local number of the next example.
@@ -272,11 +230,15 @@ class PrefetchQueue:
         work: Callable[[Any], FreshBlock],
         bad: BadExamples,
         index: int,
+        drawn: Callable[[], None],
+        begins: bool,
     ) -> None:
-        self._bad, self._wanted = bad, 1
+        self._bad, self._wanted, self._drawn = bad, 1, drawn
         self.map: OrderedMap[Any, FreshBlock] | InlineMap[Any, FreshBlock]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
+        self._first_bad: BadExample | None = None
+        self._has_good = not begins
 
     def take_again(self, count: int) -> FreshBlock:
         """Return examples that were read before; raise the error of a bad one."""
@@ -291,8 +253,15 @@ class PrefetchQueue:
         """Return the next ``count`` examples, or a chunk; None at the end of the iteration."""
         self._wanted = count
         chunk = self.map.get()
+        if chunk is None and self._first_bad is not None and not self._has_good:
+            bad = self._first_bad
+            raise bad.told(f"while reading {bad.origin}; all {self.examples} examples were bad")
         if chunk is not None:
+            self._has_good |= len(chunk.serials) > 0
+            self._first_bad = self._first_bad or next(iter(chunk.bad), None)
             self.examples += chunk.next_index - self.index
             self.index = chunk.next_index
             self._bad.add(chunk)
+            if chunk.draws:
+                self._drawn()
         return chunk

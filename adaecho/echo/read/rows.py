@@ -13,7 +13,7 @@ from adaecho.echo.memory.pytree import Columns, Rows, with_own_arrays
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import FreshBlock
-from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials, is_of_machine
+from adaecho.echo.read.chunks import Preparation, ReaderState, Serials, is_of_machine
 
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # largest group of small examples, and its bytes
 _DATASET_SEED = 2  # added to the seed
@@ -86,6 +86,7 @@ class MapSource:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
         self.thread_safe = is_thread_safe(dataset)
+        self.draws: bool | None = None  # None until the first example was read
 
     def peek(self, row: int) -> Any:
         """Read one example before any iteration."""
@@ -118,7 +119,11 @@ class MapSource:
 
     def _seeded(self, row: int, key: int) -> Any:
         keyed.seed_globally(key, key >> 1)
-        return self._dataset[row]
+        example = self._dataset[row]
+        if self.draws is None:
+            with keyed.global_generators_kept():
+                self.draws = not keyed.are_seeded(key, key >> 1)
+        return example
 
     def origin(self, row: int) -> str:
         """Name an example in a message."""
@@ -126,7 +131,7 @@ class MapSource:
         return f"example {row} of {self.name}" if own is None else str(own(row))
 
 
-class RandomReader(Reader):
+class RandomReader:
     """Reads a source with random access.
 
     Args:
@@ -136,6 +141,9 @@ class RandomReader(Reader):
         rank, world: this rank reads the serials congruent to ``rank`` modulo ``world``.
         resident: return row numbers instead of examples; the source serves as the pool.
         seed: seed of the global generators for a dataset.
+
+    Attributes:
+        reads_again: whether ``again`` reads from the source; otherwise ``resume`` has read the examples.
     """
 
     def __init__(
@@ -155,6 +163,11 @@ class RandomReader(Reader):
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
+        """Go to the start of an iteration and return its first local number.
+
+        ``passes`` is its number of epochs, None if endless. ``abandoned_at`` is the local number at which the
+        previous iteration was abandoned, None if it ended.
+        """
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
@@ -164,6 +177,7 @@ class RandomReader(Reader):
         return (iteration - 1) * of_each, iteration * of_each
 
     def claim(self, count: int) -> tuple[Serials, Rows, int] | None:
+        """Claim the next ``count`` fresh examples; None at the end of the iteration."""
         end = min(self._index + count, self._limit)
         if end <= self._index:
             return None
@@ -172,6 +186,7 @@ class RandomReader(Reader):
         return serials, self._permutation.rows(serials), end
 
     def work(self, claim: tuple[Serials, Rows, int]) -> FreshBlock:
+        """Read, decode and prepare a claim."""
         serials, rows, end = claim  # [n], [n]
         source, preparation = self._source, self._preparation
         if self._resident:
@@ -180,12 +195,15 @@ class RandomReader(Reader):
             return FreshBlock(serials, preparation.finish(serials, source.read(rows)), end)
         keys = [] if source.thread_safe else keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         with nullcontext() if source.thread_safe else keyed.global_generators_kept():
-            return preparation.fresh(
+            fresh = preparation.fresh(
                 serials, end, source.fetch(rows, keys), lambda position: source.origin(int(rows[position])),
                 self._world, rows,
             )  # fmt: skip
+        fresh.draws = isinstance(source, MapSource) and bool(source.draws)
+        return fresh
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
+        """Return the arguments of ``resume`` for a local number, reading again from a serial on."""
         mark = self._mark(index) if index else 0
         return ([[mark, []]] if mark else []), []
 
@@ -195,6 +213,10 @@ class RandomReader(Reader):
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
+        """Go to a local number; return the number of examples read again for that.
+
+        ``needed``: serials of the earlier examples that ``again`` will claim.
+        """
         progress, _ = state
         within = len(needed) or passes is None or index != self.span(iteration)[1]
         if progress and within and progress[0][0] != self._mark(index):
@@ -207,11 +229,12 @@ class RandomReader(Reader):
         return 0
 
     def again(self, serials: Serials) -> tuple[Serials, Rows, int]:
+        """Claim some of the needed serials, ascending, each once."""
         return serials, self._permutation.rows(serials), 0
 
     def go_alone(self) -> None:
+        """Prepare for a worker process, where examples stay one by one."""
         self._resident, self._preparation.alone = False, True
 
-    def rows(self, items: keyed.Items) -> Rows:
-        """Return the rows of items in a resident source."""
-        return self._permutation.rows(items >> keyed.ECHO_BITS)
+    def close(self) -> None:
+        """Close nothing: the dataset is the user's."""

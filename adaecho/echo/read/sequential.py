@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adaecho.echo.memory.pytree import children
 from adaecho.echo.order.stage import FreshBlock
-from adaecho.echo.read.chunks import Preparation, Reader, ReaderState, Serials
+from adaecho.echo.read.chunks import Preparation, ReaderState, Serials
 from adaecho.echo.read.iterables import IterableSource, Position, decoded, encoded
 
 _MOST = 1024  # largest number of marks
@@ -197,8 +197,8 @@ def _places(size: int) -> NDArray[np.int64]:
     return np.sort(np.random.Generator(np.random.PCG64(size)).integers(size, size=_ELEMENTS))
 
 
-class SequentialReader(Reader):
-    """Reads an iterable.
+class SequentialReader:
+    """Reads an iterable; the methods are those of ``RandomReader``.
 
     Each rank skips the examples of the others, unless the source shards itself (``set_share``). The *count*
     of an example is its index over all ranks and passes. Each example of this rank has a count, a local

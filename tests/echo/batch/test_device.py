@@ -76,7 +76,7 @@ def test_what_torch_does_not_find_is_refused(device: Any) -> None:
     kind = torch.device(device).type
     if FOUND[kind]:  # of the other kinds it is asked there, too
         pytest.skip(f"torch finds a {kind} device here; this asks what happens without one")
-    told = f"device='{device}': torch finds no {kind.upper()} device; pass None, or 'cpu'"
+    told = f"device='{device}': torch finds no such device; pass None, or 'cpu'"
     with pytest.raises(ValueError, match=told):
         EchoLoader(arrays(4), 2, device=device)
 
@@ -99,17 +99,8 @@ def test_mappings_that_are_no_plain_dicts_are_moved() -> None:
     ordered = ToDevice("meta").move(OrderedDict(x=torch.ones(2)))
     assert type(ordered) is OrderedDict
     assert ordered["x"].device.type == "meta"
-    with pytest.raises(ValueError, match="class mappingproxy cannot be rebuilt"):
+    with pytest.raises(ValueError, match="class mappingproxy has no method to"):
         ToDevice("meta").move(MappingProxyType({"x": torch.ones(2)}))
-
-
-def test_the_current_device_is_that_of_the_thread_that_makes_the_loader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert ToDevice("cuda")._device == torch.device("cuda", 3)
-    assert ToDevice("cuda:1")._device == torch.device("cuda", 1)
 
 
 def test_only_tensors_on_the_cpu_are_pinned() -> None:

@@ -135,6 +135,7 @@ class Transformed(Dataset[Any]):
         return self.transform(row)
 
 
+@pytest.mark.filterwarnings("ignore:source. Transformed draws")
 @pytest.mark.parametrize("variant", VARIANTS[2:5:2], ids=IDS[2:5:2])
 def test_what_a_dataset_draws_depends_on_no_worker_and_no_resume(variant: dict[str, Any]) -> None:
     found = []

@@ -170,7 +170,7 @@ def test_a_collate_names_the_first_and_the_last(num_workers: int) -> None:
     assert "while collating example 0 of Dataset" in caught(Dataset(9), 1, collate=collate)
 
 
-def test_shapes_that_differ_name_two_examples() -> None:
+def test_shapes_that_differ_are_named_with_their_examples() -> None:
     def sizes() -> Iterator[Any]:
         for row in range(9):
             yield {"x": np.zeros(3 + (row == 4))}
@@ -178,7 +178,7 @@ def test_shapes_that_differ_name_two_examples() -> None:
     for num_workers in (0, 2):
         told = caught(sizes, num_workers=num_workers)
         assert "shapes, (3,) and (4,)" in told
-        assert "while collating example 3 (counted from 0 over all passes) of sizes and example 4 (c" in told
+        assert "while collating 3 examples, from example 3 (counted from 0 over all passes) of sizes" in told
 
 
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])

@@ -60,7 +60,7 @@ def test_the_parts_draw_independently() -> None:
 
 def test_what_is_augmented_before_the_buffer_is_decoded_there() -> None:
     common: dict[str, Any] = {"augment": (add_noise, add_noise), "decode": dict, **ECHOED}
-    with pytest.raises(ValueError, match=r"place='encoded' with .*and augment=\(once, each_time\)"):
+    with pytest.raises(ValueError, match=r"place='encoded' with .*no augmentation before the echo"):
         EchoLoader(Dataset(9), 3, place="encoded", **common)
     settings = EchoLoader(Dataset(9), 3, **common).settings
     functions = Functions(dict, (add_noise, add_noise), None, None, settings, "auto")

@@ -143,7 +143,7 @@ def test_a_picture_in_a_batch_is_named_with_what_to_do() -> None:
         next(iter(EchoLoader(Dataset(4, pictures), 2, order="stored")))
     notes = "\n".join(raised.value.__notes__)
     assert "convert in decode= or augment=, e.g. numpy.asarray(image); or pass collate=" in notes
-    assert "while collating example 0 of Dataset" in notes
+    assert "while collating 2 examples, from example 0 of Dataset" in notes
     assert "differ" not in notes
     with pytest.raises(ValueError, match=r"block needs examples of one shape.*convert in decode="):
         next(iter(EchoLoader(Dataset(4, pictures), 2, augment=AddNoise())))
@@ -168,6 +168,7 @@ def coco(folder: Path, **transforms: Any) -> Any:
     return library.wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels"))
 
 
+@pytest.mark.filterwarnings("ignore:source. WrappedCocoDetection draws")
 @pytest.mark.parametrize("where", ["augment", "transforms"])
 def test_wrapped_detection_datasets(where: str, tmp_path: Path) -> None:
     flip = v2.RandomHorizontalFlip(0.5)

@@ -122,15 +122,6 @@ def test_only_the_permutation_of_a_long_source_is_computed() -> None:
     assert Permutation(LEAST_COMPUTED, "shards", 0, np.array([LEAST_COMPUTED])).method == "drawn"
 
 
-def test_a_state_of_a_long_source_says_its_permutation_and_another_is_refused() -> None:
-    with EchoLoader(range(LEAST_COMPUTED), 8) as long, EchoLoader(range(LEAST_COMPUTED - 1), 8) as short:
-        next(iter(long)), next(iter(short))
-        assert short.state_dict()["permutation"] == "drawn"
-        old = {**long.state_dict(), "permutation": "drawn"}
-        with pytest.raises(ValueError, match=r"4194304 examples by a drawn order, .* by a computed"):
-            long.load_state_dict(old)
-
-
 def test_a_pass_reads_shards_in_a_new_order_and_each_through() -> None:
     order = Permutation(800, "shards", 3, np.full(8, 100))
     rows = order.rows(np.arange(1600))
