@@ -1,8 +1,8 @@
-"""The ranks of a training under DDP, Fabric, Accelerate or Lightning, as their users write it.
+"""Training loops under DDP, Fabric, Accelerate and Lightning, as users write them.
 
-``python -m tests.echo.loops_of_trainers FOLDER NAME=PORT ...``, with torchrun's variables but for port and
-rank, imports the trainers, which takes seconds, and forks the ranks of one after another. Each writes what it
-saw to FOLDER/name/rank.json.
+``python -m tests.echo.loops_of_trainers FOLDER NAME=PORT ...`` expects torchrun's variables except port and
+rank. It imports the trainers, which takes seconds, and forks the ranks of each trainer in turn. Each rank
+writes its results to FOLDER/name/rank.json.
 """
 
 import importlib
@@ -23,9 +23,9 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from adaecho import EchoLoader
 
 PACKAGES = {"ddp": "torch", "fabric": "lightning", "accelerate": "accelerate", "lightning": "lightning"}
-Saw = dict[str, Any]
+Results = dict[str, Any]
 ROWS, EPOCHS = 64, 3
-SAVED_IN_EPOCH, SAVED_AFTER = 1, 3  # a state is taken after so many batches of that epoch
+SAVED_IN_EPOCH, SAVED_AFTER = 1, 3  # batches of that epoch before the state is saved
 dataset = TensorDataset(torch.arange(ROWS * 3.0).reshape(ROWS, 3) / ROWS, torch.arange(ROWS))
 
 
@@ -50,12 +50,12 @@ def error_of(function: Any) -> str:
 
 
 def rest_of(loader: EchoLoader) -> list[list[list[int]]]:
-    """What is left of the epoch that a state was taken in, and the next epoch."""
+    """The rest of the epoch of the state, and the next epoch."""
     return [[labels.tolist() for _, labels in loader] for _ in range(2)]
 
 
-def trained(loader: EchoLoader, model: Any, backward: Any, save: Callable[[], None], *stepped: Any) -> Saw:
-    """What a loop sees, and the lengths of its epochs; a state is saved in the middle of one."""
+def train(loader: EchoLoader, model: Any, backward: Any, save: Callable[[], None], *stepped: Any) -> Results:
+    """Train, save a state within an epoch, and return the labels and the lengths of all epochs."""
     seen: list[list[list[int]]] = []
     lengths = []
     for epoch in range(EPOCHS):
@@ -74,7 +74,7 @@ def trained(loader: EchoLoader, model: Any, backward: Any, save: Callable[[], No
     return {"seen": seen, "lengths": lengths, "fresh": loader.fresh_examples, "weight": weight}
 
 
-def ddp(folder: Path) -> Saw:
+def ddp(folder: Path) -> Results:
     torch.distributed.init_process_group("gloo")
     loader, (model, optimizer) = make(), parts()
     model = DistributedDataParallel(model)
@@ -84,14 +84,14 @@ def ddp(folder: Path) -> Saw:
         if torch.distributed.get_rank() == 0:
             torch.save(state, folder / "checkpoint.pt")
 
-    saw = trained(loader, model, torch.Tensor.backward, save, optimizer)
+    results = train(loader, model, torch.Tensor.backward, save, optimizer)
     torch.distributed.barrier()
     resumed, sampler = make(), DistributedSampler(dataset)
     resumed.load_state_dict(torch.load(folder / "checkpoint.pt")["loader"])
     rest = rest_of(resumed)
     loader.set_epoch(1)
     by_sampler = make(sampler=sampler, rank=0, world_size=1)
-    return saw | {
+    return results | {
         "rest": rest,
         "again": [labels.tolist() for _, labels in loader],
         "sampler": error_of(lambda: make(sampler=sampler)),
@@ -100,7 +100,7 @@ def ddp(folder: Path) -> Saw:
     }
 
 
-def fabric(folder: Path) -> Saw:
+def fabric(folder: Path) -> Results:
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
@@ -111,16 +111,16 @@ def fabric(folder: Path) -> Saw:
     def save() -> None:
         fabric.save(folder / "checkpoint.pt", {"model": model, "loader": loader})
 
-    saw = trained(loader, model, fabric.backward, save, optimizer)
+    results = train(loader, model, fabric.backward, save, optimizer)
     resumed = make(device=fabric.device)
     fabric.load(folder / "checkpoint.pt", {"model": model, "loader": resumed})
-    return saw | {
+    return results | {
         "rest": rest_of(resumed),
         "setup_dataloaders": error_of(lambda: fabric.setup_dataloaders(loader)),
     }
 
 
-def accelerate(folder: Path) -> Saw:
+def accelerate(folder: Path) -> Results:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -131,11 +131,11 @@ def accelerate(folder: Path) -> Saw:
     accelerator.register_for_checkpointing(loader)
 
     saves = partial(accelerator.save_state, folder / "checkpoint")
-    saw = trained(loader, model, accelerator.backward, saves, optimizer, scheduler)
+    results = train(loader, model, accelerator.backward, saves, optimizer, scheduler)
     scheduled = scheduler.scheduler.last_epoch
     accelerator.wait_for_everyone()
     accelerator.load_state(folder / "checkpoint")
-    return saw | {
+    return results | {
         "rest": rest_of(loader),
         "unchanged": loader is made,
         "scheduled": scheduled,
@@ -143,7 +143,7 @@ def accelerate(folder: Path) -> Saw:
     }
 
 
-def lightning(folder: Path) -> Saw:
+def lightning(folder: Path) -> Results:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -191,9 +191,9 @@ def _train(name: str, folder: Path, rank: int, port: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
     torch.manual_seed(0)
     early = make()
-    saw = {"ddp": ddp, "fabric": fabric, "accelerate": accelerate, "lightning": lightning}[name](folder)
-    saw["early"] = [error_of(use) for use in (early.__iter__, early.__len__, early.state_dict)]
-    (folder / f"{rank}.json").write_text(json.dumps(saw))
+    results = {"ddp": ddp, "fabric": fabric, "accelerate": accelerate, "lightning": lightning}[name](folder)
+    results["early"] = [error_of(use) for use in (early.__iter__, early.__len__, early.state_dict)]
+    (folder / f"{rank}.json").write_text(json.dumps(results))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

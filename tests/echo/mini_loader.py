@@ -1,15 +1,15 @@
-"""A whole loader from the paper's words: batch n is a function of (seed, n), and its state is one number.
+"""An independent loader after the paper: batch n is a function of (seed, n), and its state is one number.
 
 "We implement data echoing by inserting a stage in the training pipeline that repeats (echoes) the outputs of
 the previous stage. [...] In some cases, we also shuffle the outputs of the echoing stage." (Choi, Passos,
-Shallue, Dahl 2019, section 2.) Where an item lies in the buffer is a hash of the item, so that:
+Shallue, Dahl 2019, section 2.) The slot of an item in the buffer is a hash of the item:
 
-1. what leaves as item t enters is the last item before t with t's slot: it follows from what enters alone;
-2. what enters at t is counted up from the seed, for examples as for batches;
-3. what no later item pushes out leaves at the end of an iteration, in the order of a hash. So n is enough.
+1. When item t enters, the last item before t with the same slot leaves.
+2. The item that enters at t follows from the seed, for examples and for batches.
+3. At the end of an iteration the remaining items leave in the order of a hash. So n determines the batch.
 
-It shares no code with the loader, not even the hash: plain Python, one example at a time. What it keeps is
-a cache.
+The code is plain Python for single examples. It shares nothing with the loader, not even the hash. Its only
+stored values are caches.
 """
 
 import itertools
@@ -60,13 +60,13 @@ def permutation(length: int, seed: int, number: int) -> list[int]:
     return rows
 
 
-Item = tuple[int, int]  # a local number (the serial is number * world + rank) and an echo index
-Made = tuple[list[Item], int]  # of each example of a batch; how many examples had been read
+Item = tuple[int, int]  # local number (serial = number * world + rank) and echo index
+Made = tuple[list[Item], int]  # items of a batch, and the number of examples read
 
 
 @dataclass
 class Echo:
-    """Repeats each good one of the numbers from ``first`` up to ``end`` (None: for ever), and shuffles."""
+    """Repeats and shuffles the good numbers from ``first`` to ``end`` (None: without end)."""
 
     seed: int
     factor: float
@@ -97,12 +97,12 @@ class Echo:
         return t if t < self.size else int(uniform(self.key(t), SLOT) * self.size)
 
     def leaves(self, n: int) -> tuple[Item, int] | None:
-        """Output n, and how many numbers have come by then; None after the last."""
+        """Output n and the numbers that have entered, or None after the last output."""
         t = n + self.size
         if self.enters(t):
             before = (s for s in reversed(range(t)) if self.slot(s) == self.slot(t))
             return self.entered[next(before) if self.size else t], self.entered[t][0] + 1
-        last = {self.slot(t): t for t in range(len(self.entered))} if self.size else {}  # of each slot
+        last = {self.slot(t): t for t in range(len(self.entered))} if self.size else {}  # by slot
         drained = sorted(last.values(), key=lambda t: bits(self.key(t), DRAIN))
         left = n - len(self.entered) + len(drained)
         return (self.entered[drained[left]], self.next) if left < len(drained) else None
@@ -110,7 +110,7 @@ class Echo:
 
 @dataclass
 class MiniLoader:
-    """As an EchoLoader of the examples in a list; what augments takes (example, key)."""
+    """Like an EchoLoader of a list of examples. Augmentations take (example, key)."""
 
     examples: list[Any]
     batch_size: int
@@ -126,11 +126,11 @@ class MiniLoader:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    bad: frozenset[int] = frozenset()  # rows that give no example
+    bad: frozenset[int] = frozenset()  # rows that fail
     n: int = 0  # batches taken
 
     def __post_init__(self) -> None:
-        self.stored = len(self.examples) * (self.epochs or 0)  # examples of an iteration, of all ranks
+        self.stored = len(self.examples) * (self.epochs or 0)  # examples of an iteration on all ranks
         self.of_each = self.parts(self.stored, self.world_size)
         self.stages, self.length = lru_cache(self.stages), lru_cache(self.length)
         self.batches_of = lru_cache(self.batches_of)
@@ -139,7 +139,7 @@ class MiniLoader:
         return number // size if self.drop_last else math.ceil(number / size)
 
     def stages(self, iteration: int) -> tuple[Echo, Echo]:
-        """That of examples and that of batches, of which one echoes."""
+        """The stages of examples and of batches. One of them echoes."""
 
         def stage(echoes: bool, seed: int, size: int, first: int, count: int, good: Any) -> Echo:
             factor, end = self.factor if echoes else 1, first + count if self.epochs else None
@@ -167,7 +167,7 @@ class MiniLoader:
         return [item for item, _ in made], made[-1][1]
 
     def batch(self, iteration: int, m: int) -> Made | None:
-        """Its items, and how many examples had been read when it left; None after the last."""
+        """Items of a batch and the number of examples read, or None after the last batch."""
         if self.echo != "batch":
             return self.fresh_batch(iteration, m)
         stage = self.stages(iteration)[1]
@@ -181,7 +181,7 @@ class MiniLoader:
         return next(m for m in itertools.count() if self.batch(iteration, m) is None)
 
     def row(self, serial: int) -> int:
-        if self.epochs:  # the first of an iteration come again at its end until all ranks have as many
+        if self.epochs:  # the first examples repeat at the end until all ranks have the same number
             iteration, position = divmod(serial, self.of_each * self.world_size)
             serial = iteration * self.stored + position % self.stored
         number, position = divmod(serial, len(self.examples))
@@ -199,19 +199,19 @@ class MiniLoader:
             one = self.augment(one, key(self.seed, serial, echo))
         return one
 
-    def place(self) -> tuple[int, int]:
-        """The iteration that n lies in, and which of its batches comes next."""
+    def cursor(self) -> tuple[int, int]:
+        """The iteration of batch n, and the number of the next batch in it."""
         iteration, m = 0, self.n
         while self.epochs and m >= (length := self.length(iteration)):
             iteration, m = iteration + 1, m - length
         return iteration, m
 
     def __len__(self) -> int:
-        return self.length(self.place()[0])
+        return self.length(self.cursor()[0])
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        """Batches up to the end of the iteration, each with ``fresh_examples``."""
-        iteration, m = self.place()
+        """Yield the batches of the iteration with ``fresh_examples``."""
+        iteration, m = self.cursor()
         while (made := self.batch(iteration, m)) is not None:
             self.n, m = self.n + 1, m + 1
             yield default_collate([self.example(*item) for item in made[0]]), made[1]

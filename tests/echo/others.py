@@ -1,4 +1,4 @@
-"""Loaders of other libraries as people have them: whole batches, or examples one by one, of the same rows."""
+"""Loaders of other libraries with the same rows, in whole batches or as single examples."""
 
 import io
 import random
@@ -13,7 +13,7 @@ from torch.utils import data
 
 ROWS, SIZE = 44, 8
 Make = Callable[[Path, int | None], Any]
-"""Of a folder for files, and the size of a batch; None gives examples."""
+"""Takes a folder for files and the batch size. None yields single examples."""
 
 
 def data_loader(size: int | None, **more: Any) -> Any:
@@ -23,8 +23,8 @@ def data_loader(size: int | None, **more: Any) -> Any:
     )
 
 
-def of_batches(size: int | None) -> Any:
-    if size is None:  # batches of one row, taken apart
+def with_batch_sampler(size: int | None) -> Any:
+    if size is None:
         return data_loader(None, sampler=data.RandomSampler(range(ROWS)), num_workers=1)
     sampler = data.BatchSampler(data.RandomSampler(range(ROWS)), size, drop_last=False)
     return data_loader(size, batch_sampler=sampler, num_workers=2)
@@ -61,8 +61,8 @@ def web_dataset(folder: Path, size: int | None, stage: Callable[[Any], Any]) -> 
     return opened.batched(size) if size else opened
 
 
-class ByPass:
-    """A pipeline made anew for each pass, with what it draws from: the remedy that a refusal names."""
+class ForEachEpoch:
+    """Creates a seeded pipeline for each epoch, which is the remedy that a refused resume names."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self._make, self._number = make, 0
@@ -82,14 +82,14 @@ LOADERS: dict[str, Make] = {
     "DataLoader, weighted": lambda _, size: data_loader(
         size, sampler=data.WeightedRandomSampler(torch.linspace(0.1, 1, ROWS), ROWS)
     ),
-    "DataLoader, batch_sampler and workers": lambda _, size: of_batches(size),
+    "DataLoader, batch_sampler and workers": lambda _, size: with_batch_sampler(size),
     "DataLoader, persistent workers": lambda _, size: data_loader(
         size, shuffle=True, num_workers=1, persistent_workers=True
     ),
     "StatefulDataLoader": lambda _, size: stateful_data_loader(
         data.TensorDataset(torch.arange(ROWS)), size, shuffle=True
     ),
-    "WebDataset": lambda folder, size: ByPass(
+    "WebDataset": lambda folder, size: ForEachEpoch(
         lambda number: web_dataset(folder, size, lambda one: one.shuffle(20, rng=random.Random(number)))
     ),
     "WebDataset, shuffled": lambda folder, size: web_dataset(folder, size, lambda one: one.shuffle(20)),
@@ -99,7 +99,7 @@ LOADERS: dict[str, Make] = {
 
 
 def nodes(size: int | None, sampler: Any) -> Any:
-    """Their positions leave the order to the sampler."""
+    """A torchdata.nodes loader. Its state does not contain the order of the sampler."""
     library = pytest.importorskip("torchdata.nodes", reason="pip install torchdata --no-deps")
     rows = library.SamplerWrapper(sampler)
     return library.Loader(
@@ -109,23 +109,24 @@ def nodes(size: int | None, sampler: Any) -> Any:
 
 MORE: dict[str, Make] = {
     "nodes": lambda _, size: nodes(size, data.DistributedSampler(range(ROWS), 1, 0)),  # type: ignore[arg-type]
-    "nodes, drawn anew": lambda _, size: nodes(size, data.RandomSampler(range(ROWS))),
+    "nodes, unseeded": lambda _, size: nodes(size, data.RandomSampler(range(ROWS))),
     "Hugging Face in a StatefulDataLoader": lambda folder, size: stateful_data_loader(
         hugging_face(folder, None), size
     ),
-    "told of passes": lambda _, size: ByPass(lambda number: numbers(random.Random(number), size)),
-    "lawless": lambda _, size: lambda: iter(numbers(random, size)),  # which draws from a global generator
+    "set_epoch": lambda _, size: ForEachEpoch(lambda number: numbers(random.Random(number), size)),
+    "unseeded": lambda _, size: lambda: iter(numbers(random, size)),
 }
-REFUSED = {"WebDataset, shuffled", "nodes, drawn anew", "lawless"}
+REFUSED = {"WebDataset, shuffled", "nodes, unseeded", "unseeded"}
 REMEDY = r"differs from the example in .*set_epoch\(epoch\).*creates it with seed=epoch.*pass a DataLoader"
 
 
-def numbers(draws: Any, size: int | None) -> Any:
-    rows = torch.tensor(draws.sample(range(ROWS), ROWS))
+def numbers(rng: Any, size: int | None) -> Any:
+    rows = torch.tensor(rng.sample(range(ROWS), ROWS))
     return rows.split(size) if size else rows
 
 
 def plain(batch: Any) -> Any:
+    """Convert tensors and arrays to lists."""
     if isinstance(batch, dict):
         return {name: plain(part) for name, part in batch.items()}
     if isinstance(batch, list | tuple):

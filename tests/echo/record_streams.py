@@ -1,8 +1,7 @@
-"""240 streams of an EchoLoader over what the mini loader does not hold, recorded as digests.
+"""240 streams of features that the mini loader lacks, recorded as digests.
 
-``python -m tests.echo.record_streams`` records them anew into ``streams.json``, beside this file. That is for
-a change that means to change streams, and says so: runs and records rest on them. Payloads are whole numbers
-and draws are integers of keyed generators, so that digests are the same on every machine.
+``python -m tests.echo.record_streams`` writes ``streams.json`` again if a change intends other streams.
+Runs and records depend on the streams. All values are integers, so digests are the same on every machine.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from adaecho.echo.order import keyed
 from tests.echo.sources import memory_map
 
 RECORDED = Path(__file__).with_name("streams.json")
-BATCHES, RESUMED = 14, 5  # of each stream; after the place where it is resumed
+BATCHES, RESUMED = 14, 5  # batches of each stream, and after its resume
 
 
 class Pair(NamedTuple):
@@ -52,7 +51,7 @@ def as_lists(examples: list[Any]) -> Any:
 
 
 def with_drawn(one: Any, number: Any) -> Any:
-    """An example, or arrays of examples, of any form, with what was drawn added."""
+    """Add random numbers to an example or to arrays of examples."""
     if isinstance(one, dict):
         return {**one, "label": one["label"] * 1000 + number}
     if isinstance(one, Pair):
@@ -72,7 +71,7 @@ def draws_globally(one: Any) -> Any:
 
 
 class DrawsInBlocks:
-    """Vectorised, of a field that all forms of arrays have."""
+    """A vectorized augmentation."""
 
     def block(self, arrays: Any, keys: Any) -> Any:
         drawn = keyed.integers(keys, 0, 0, 1000)
@@ -130,7 +129,8 @@ def columns(form: str, length: int) -> Any:
     return {"dict": fields, "tuple": tuple(fields.values()), "array": fields["x"]}[form]
 
 
-# Settings, by what they are about, draw their own: a source's maker and arguments.
+# Each function draws a setting: a function that makes the source, and arguments.
+# The names of these functions seed the settings.
 
 Setting = tuple[Callable[[], Any], dict[str, Any]]
 
@@ -203,7 +203,7 @@ def sampled(draw: random.Random) -> Setting:
         lambda: data.SubsetRandomSampler(range(0, length, 2)),
         lambda: range(length - 1, -1, -1),
     ]
-    # A sampler is a loader's own: another for the one that resumes.
+    # Each loader needs its own sampler
     return lambda: Rows(length, as_dict), {**given, "sampler": draw.choice(samplers)}
 
 
@@ -300,7 +300,7 @@ def collated(draw: random.Random) -> Setting:
 
 
 def long(draw: random.Random) -> Setting:
-    """Of a permutation that is computed row by row."""
+    """Sources so long that the permutation is computed row by row."""
     length = draw.choice([1 << 22, 5_000_000_000])
     return lambda: Rows(length, as_dict), {**echo(draw), **common(draw), **augment_of(draw, "dict")}
 
@@ -318,13 +318,13 @@ def setting(name: str) -> Setting:
     draw = random.Random(name)
     make, given = ABOUT[name.split()[0]](draw)
     parts = given.get("augment") if isinstance(given.get("augment"), tuple) else (given.get("augment"),)
-    # What draws from the global generators would start processes.
+    # Code that uses the global generators would start processes
     most = 0 if draws_globally in parts else 2
     return make, {"num_workers": max(draw.randint(-2, most), 0), "prefetch": draw.randrange(4), **given}
 
 
 def plain(value: Any) -> Any:
-    """Whole numbers and texts in lists, with the types of what held them."""
+    """Convert arrays and containers to lists that start with their types."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -337,7 +337,7 @@ def plain(value: Any) -> Any:
 
 
 def taken(loader: EchoLoader, count: int) -> Iterator[str]:
-    """What the next batches are, from one iteration to the next, each with the counts after it."""
+    """Yield the next batches over several iterations, each with its counts."""
     while count > 0:
         before = count
         for batch in islice(loader, count):

@@ -1,10 +1,8 @@
-"""Small sources for the tests, and what the reference must make of them."""
+"""Small sources for the tests, with reference augmentations."""
 
-import gc
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -38,7 +36,7 @@ def example(row: int) -> dict[str, Any]:
 
 
 def ragged(row: int) -> dict[str, Any]:
-    """Of no common shape until it is augmented."""
+    """Examples have different shapes until augment."""
     return {"x": np.arange(float(row % 4 + 2)) + row, "label": row}
 
 
@@ -69,7 +67,7 @@ class Broken(Dataset):
 
 
 class Halting(Dataset):
-    """At one row it waits to be let go on."""
+    """Waits at one row until ``go`` is set."""
 
     def __init__(self, length: int, at: int) -> None:
         super().__init__(length)
@@ -83,7 +81,7 @@ class Halting(Dataset):
 
 
 class Bad:
-    """A decode that fails for some rows, which are bad examples."""
+    """A decode function that fails for some rows."""
 
     thread_safe = True
 
@@ -113,7 +111,7 @@ def arrays(length: int) -> dict[str, Any]:
 
 
 def memory_map(fields: dict[str, Any]) -> dict[str, Any]:
-    """The same arrays in files, which go with the last of their views."""
+    """The same arrays as memory maps of temporary files."""
     mapped = {}
     for name, array in fields.items():
         with tempfile.TemporaryFile() as file:
@@ -133,7 +131,7 @@ def reference_block(one: dict[str, Any], key: int) -> dict[str, Any]:
 
 
 def add_noise(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """One at a time, to two numbers of each example."""
+    """Add noise to two numbers of an example."""
     return {**one, "x": one["x"][:2] + rng.random()}
 
 
@@ -145,7 +143,7 @@ def reference_single(one: dict[str, Any], key: int) -> dict[str, Any]:
 
 
 SOURCES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
-    # name: source of a length, augment, the reference's, extra arguments
+    # name: source by length, augment, reference augment, further arguments
     "arrays": (arrays, AddNoise(), reference_block, {}),
     "memory map": (lambda length: memory_map(arrays(length)), AddNoise(), reference_block, {}),
     "map": (Dataset, add_noise, reference_single, {}),
@@ -159,21 +157,14 @@ def reference_examples(kind: str, length: int) -> list[dict[str, Any]]:
 
 
 def soon(comes: Callable[[], object]) -> bool:
-    """Whether this comes to be true, on a machine however busy."""
+    """Wait up to two minutes for a condition."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not comes():
         time.sleep(0.005)
     return bool(comes())
 
 
-def freed_soon(references: Iterable["weakref.ref[Any]"]) -> bool:
-    """Whether nothing of these is left, once the threads of loaders that were dropped have ended."""
-    references = list(references)
-    # First a loader goes, and then what its end leaves.
-    return soon(lambda: gc.collect() >= 0 and all(reference() is None for reference in references))
-
-
 def held_serials(loader: EchoLoader) -> list[int]:
-    """The serials behind what the loader's buffers hold at the consumer's position, one for each use."""
+    """Serials of the buffered items at the cursor of the consumer."""
     serials: list[int] = loader._pipeline.streams.held(loader._position).serials.tolist()
     return serials

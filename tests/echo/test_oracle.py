@@ -1,7 +1,7 @@
-"""EchoLoader against the mini loader, which holds the paper's words, and against recorded streams.
+"""Compare EchoLoader with the mini loader, which implements the paper, and with recorded streams.
 
-540 random settings of the first, bad examples among them, 240 of what it does not hold; each is resumed
-somewhere, bit for bit.
+540 random settings run against the mini loader, some with bad examples. 240 recorded streams cover other
+features. Each stream also resumes from some batch, bit for bit.
 """
 
 import copy
@@ -43,7 +43,7 @@ def scale_block_by_key(one: dict[str, Any], key: int) -> dict[str, Any]:
 
 
 def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]:
-    """Source, its length, which augments, which rows are bad, and the arguments of both loaders."""
+    """Kind of source, length, augmentation, bad rows, and the arguments of both loaders."""
     draw = random.Random(number)
     kind, length = draw.choice(list(SOURCES)), draw.choice([5, 11, 23, 50])
     echo = draw.choice([*VARIANTS, "batch"])
@@ -59,14 +59,14 @@ def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]
         "seed": draw.choice([0, -1, draw.randrange(1 << 70)]),
         "rank": draw.randrange(world), "world_size": world,
     }  # fmt: skip
-    # No iteration without a batch, and no more passes in a buffer than a loader takes.
+    # Each iteration has a batch, and the buffer holds at most as many epochs as the loader accepts
     given["drop_last"] &= bool(epochs) and length * epochs // world >= given["batch_size"]
     most = 6 * length / world
     given["shuffle_buffer"] = min(given["shuffle_buffer"], int(most))
     given["batch_shuffle_buffer"] = min(given["batch_shuffle_buffer"], int(most / given["batch_size"]))
     augments = draw.choice(["none", "each time", "each time", "once and each time"])
     augments = "each time" if kind == "ragged" else augments
-    # No rank may be left without a batch; nor, where iterations end, may one have fewer than the others.
+    # Each rank has a batch, and with epochs= all ranks have the same number
     most = length // world - (given["batch_size"] if given["drop_last"] else 1)
     most = 0 if epochs and world > 1 else most
     bad = frozenset(draw.sample(range(length), max(0, min(draw.choice([0, 0, 1, 2, length // 3]), most))))
@@ -89,84 +89,84 @@ def loaders(number: int) -> tuple[Any, MiniLoader, dict[str, Any]]:
     return make(length), mini, {"augment": augment, **damage, **given}
 
 
-def assert_equal(batch: dict[str, Any], expected: dict[str, Any], told: str) -> None:
-    assert list(batch) == list(expected), told
+def assert_equal(batch: dict[str, Any], expected: dict[str, Any], note: str) -> None:
+    assert list(batch) == list(expected), note
     for name, field in expected.items():
-        assert batch[name].dtype == field.dtype, told
-        assert torch.equal(batch[name], field), f"{told}: {name} is {batch[name]}, must be {field}"
+        assert batch[name].dtype == field.dtype, note
+        assert torch.equal(batch[name], field), f"{note}: {name} is {batch[name]}, must be {field}"
 
 
-Places = dict[int, tuple[int, Any]]
-"""After how many batches: fresh examples, and the state."""
+States = dict[int, tuple[int, Any]]
+"""Fresh examples and the state by number of batches."""
 
 
-def follow(loader: EchoLoader, mini: MiniLoader, stops: list[int], told: str, source: Any = None) -> Places:
-    """Compare batches up to the last of some places, from one iteration to the next; the states there."""
-    places = {}
+def follow(loader: EchoLoader, mini: MiniLoader, stops: list[int], note: str, source: Any = None) -> States:
+    """Compare batches up to the last stop over several iterations. Returns the states at the stops."""
+    states = {}
     if mini.n in stops:
-        places[mini.n] = loader.fresh_examples, copy.deepcopy(loader.state_dict())
+        states[mini.n] = loader.fresh_examples, copy.deepcopy(loader.state_dict())
     while mini.n < max(stops):
         if mini.epochs and hasattr(loader.dataset, "__len__"):
-            assert mini.bad or len(loader) == len(mini), told
+            assert mini.bad or len(loader) == len(mini), note
         for (expected, fresh), batch in zip(mini, loader, strict=True):
-            where = f"{told}, batch {mini.n}"
+            where = f"{note}, batch {mini.n}"
             assert_equal(batch, expected, where)
             assert loader.fresh_examples == fresh, where
             assert source is None or source.reads == fresh, where
             if mini.n in stops:
                 if mini.n % 2 and source is None:
-                    loader.next_fresh_examples()  # looking ahead must not show in the state
-                # The look may have found the end, and bad ones before it.
-                told_fresh = loader.fresh_examples if mini.bad else fresh
-                places[mini.n] = told_fresh, copy.deepcopy(loader.state_dict())
+                    loader.next_fresh_examples()  # reading ahead must not change the state
+                # Reading ahead may have found the end, and bad examples before it
+                final_fresh = loader.fresh_examples if mini.bad else fresh
+                states[mini.n] = final_fresh, copy.deepcopy(loader.state_dict())
             if mini.n == max(stops):
                 break
         else:
-            assert mini.drop_last or not loader.fresh_examples_in_buffer, f"{told}, after batch {mini.n}"
-    return places
+            assert mini.drop_last or not loader.fresh_examples_in_buffer, f"{note}, after batch {mini.n}"
+    return states
 
 
-def resume(loader: EchoLoader, mini: MiniLoader, n: int, fresh: int, state: Any, told: str) -> None:
+def resume(loader: EchoLoader, mini: MiniLoader, n: int, fresh: int, state: Any, note: str) -> None:
     if n % 3 == 0:
         state = through_torch_save(state)
     loader.load_state_dict(state)
     if n % 3 == 1:
-        loader.load_state_dict(loader.state_dict())  # handed on by a loader that took nothing
+        loader.load_state_dict(loader.state_dict())  # of a loader without batches
     if not mini.drop_last:
-        assert loader.fresh_examples == fresh, f"{told}, loaded after batch {n}"
+        assert loader.fresh_examples == fresh, f"{note}, loaded after batch {n}"
     mini.n = n
-    follow(loader, mini, [n + 4], f"{told}, resumed after batch {n}")
+    follow(loader, mini, [n + 4], f"{note}, resumed after batch {n}")
 
 
 def hold(number: int, num_workers: Sequence[int] = (0, 0, 0, 0, 0, 0, 1, 2, 5)) -> None:
-    """Compare one setting's stream, and resumes from two places in it, with any of these workers."""
+    """Compare the stream of one setting and two resumes, with any of these numbers of workers."""
     draw = random.Random(-number)
     source, mini, given = loaders(number)
-    told = f"setting {number}: {setting(number)}"
+    note = f"setting {number}: {setting(number)}"
 
     def workers() -> dict[str, int]:
         return {"num_workers": draw.choice(num_workers), "prefetch": draw.randrange(4)}
 
     first, stops = workers(), draw.sample(range(12), 2)
-    # Inline, what is read is what is fresh; but a stream is read through for all ranks.
+    # Inline, the source counts fresh examples. A stream reads the examples of all ranks.
     counts = isinstance(source, Dataset) or (isinstance(source, Stream) and mini.world_size == 1)
     with EchoLoader(source, **given, **first) as loader:
-        # With a decode one is looked at beforehand.
+        # With decode, the loader reads one example in advance
         counted = source if counts and not first["num_workers"] and not mini.bad else None
-        places = follow(loader, mini, [*stops, 12], told, counted)
+        states = follow(loader, mini, [*stops, 12], note, counted)
     for n in stops:
         with EchoLoader(source, **given, **workers()) as resumed:
-            resume(resumed, mini, n, *places[n], told)
+            resume(resumed, mini, n, *states[n], note)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_equals_the_mini_loader_also_from_anywhere(chunk: int) -> None:
+def test_streams_and_resumes_equal_the_mini_loader(chunk: int) -> None:
     for number in range(chunk, SETTINGS, CHUNKS):
         hold(number)
 
 
 @pytest.mark.parametrize("about", record_streams.ABOUT)
-def test_equals_the_recorded_streams_also_from_anywhere(about: str) -> None:
+def test_streams_and_resumes_equal_the_recorded_digests(about: str) -> None:
     recorded = json.loads(record_streams.RECORDED.read_text())
     assert list(recorded) == record_streams.NAMES
     for name in [name for name in recorded if name.split()[0] == about]:

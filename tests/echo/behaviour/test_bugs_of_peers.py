@@ -15,7 +15,7 @@ Make = Callable[[], EchoLoader]
 
 
 class Reordered(Stream):
-    """Another order for each pass, from ``set_epoch``."""
+    """Another order for each epoch, by ``set_epoch``."""
 
     epoch = 0
 
@@ -34,7 +34,7 @@ def maker(kind: str, num_workers: int, rank: int, world_size: int) -> Make:
     if kind != "stream":
         return lambda: EchoLoader(Dataset(LENGTH), BATCH_SIZE, rank=rank, world_size=world_size, **common)
 
-    def stream() -> EchoLoader:  # shared out here: how many examples a rank gets of a stream isn't known
+    def stream() -> EchoLoader:  # sharded here, because the loader does not know the length of a stream
         source = Reordered(LENGTH)
         source.examples = source.examples[rank::world_size]
         return EchoLoader(source, BATCH_SIZE, **common)
@@ -44,13 +44,12 @@ def maker(kind: str, num_workers: int, rank: int, world_size: int) -> Make:
 
 @pytest.fixture(params=["rows", "echoed rows", "stream"])
 def makers(request: pytest.FixtureRequest) -> list[Make]:
-    """Of each kind: alone and of each of two ranks, without and with threads."""
-    ranks = ((0, 1), (0, 2), (1, 2))
-    return [maker(request.param, num_workers, *rank) for num_workers in (0, 2) for rank in ranks]
+    """Without ranks, with two threads, and on the second of two ranks."""
+    return [maker(request.param, *given) for given in ((0, 0, 1), (2, 0, 1), (0, 1, 2))]
 
 
-def gone_on(make: Make, state: Any, *counts: int | None) -> tuple[list[Any], Any]:
-    """Of a loader from a state on: the batches of iterations, up to so many of each; and its state then."""
+def resumed(make: Make, state: Any, *counts: int | None) -> tuple[list[Any], Any]:
+    """Load a state and take batches of several epochs. Returns the batches and the new state."""
     with make() as loader:
         if state is not None:
             loader.load_state_dict(state)
@@ -62,29 +61,29 @@ def gone_on(make: Make, state: Any, *counts: int | None) -> tuple[list[Any], Any
     [
         pytest.param([(1,), (2,), (4,)], id="wrong or repeated examples, huggingface/datasets #7901"),
         pytest.param([(3,)], id="short epochs, huggingface/datasets #7447"),
-        pytest.param([(None, 0), (None, None, 2)], id="no order in a position, huggingface/accelerate #4195"),
-        pytest.param([(None, 3)], id="the first epoch again, huggingface/accelerate #2016"),
-        pytest.param([(), (3,)], id="a state taken at once, meta-pytorch/data #1251"),
+        pytest.param([(None, 0), (None, None, 2)], id="state without order, huggingface/accelerate #4195"),
+        pytest.param([(None, 3)], id="first epoch repeated, huggingface/accelerate #2016"),
+        pytest.param([(), (3,)], id="state before the first batch, meta-pytorch/data #1251"),
     ],
 )
-def test_the_rest_of_the_pass_and_the_next_come(places: list[Any], makers: list[Make]) -> None:
-    """After so many batches of each pass, where None takes all, by a state that is handed on."""
+def test_a_resume_continues_with_the_next_batch(places: list[Any], makers: list[Make]) -> None:
+    """Stop after these numbers of batches in each epoch, where None is all, and resume twice."""
     for make in makers:
-        passes, _ = gone_on(make, None, *[None] * (max(map(len, places)) + 1))
+        passes, _ = resumed(make, None, *[None] * (max(map(len, places)) + 1))
         assert passes[0] != passes[1]
         for counts in places:
-            _, state = gone_on(make, None, *counts)
-            _, again = gone_on(make, state)
+            _, state = resumed(make, None, *counts)
+            _, again = resumed(make, state)
             *whole, within = counts or (0,)
             rest, following = passes[len(whole)][within:], passes[len(whole) + 1]
-            assert gone_on(make, again, None, None)[0] == [rest, following]
+            assert resumed(make, again, None, None)[0] == [rest, following]
 
 
-def test_a_load_after_iter_is_not_ignored(makers: list[Make]) -> None:
-    """PrimeIntellect-ai/prime-rl #3332: threads have read ahead from the beginning."""
+def test_a_state_loaded_after_iter_takes_effect(makers: list[Make]) -> None:
+    """PrimeIntellect-ai/prime-rl #3332: threads have prefetched from the start."""
     for make in makers:
-        _, state = gone_on(make, None, 4)
-        (expected,), _ = gone_on(make, state, None)
+        _, state = resumed(make, None, 4)
+        (expected,), _ = resumed(make, state, None)
         for ahead in (0, 2):
             with make() as other:
                 iterator = iter(other)
@@ -94,12 +93,12 @@ def test_a_load_after_iter_is_not_ignored(makers: list[Make]) -> None:
                 assert labels(iterator) == expected
 
 
-def test_a_second_resume_counts_on(makers: list[Make]) -> None:
-    """KempnerInstitute/KempnerForge #57: it counted from the first."""
+def test_a_second_resume_continues(makers: list[Make]) -> None:
+    """KempnerInstitute/KempnerForge #57: the second resume counted from the first one."""
     for make in makers:
-        (expected,), _ = gone_on(make, None, None)
+        (expected,), _ = resumed(make, None, None)
         state, taken = None, []
         while len(taken) < len(expected):
-            (more,), state = gone_on(make, state, 3)
+            (more,), state = resumed(make, state, 3)
             taken += more
         assert taken == expected

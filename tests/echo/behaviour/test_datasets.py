@@ -1,4 +1,4 @@
-"""What a user wrote works in processes unless it says that it is thread-safe; its draws depend on neither."""
+"""Datasets of users: worker processes by default, threads if declared, keyed random numbers."""
 
 import os
 import random
@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
 from adaecho import EchoLoader
 from adaecho.echo.order.keyed import global_generators_kept
-from adaecho.echo.read import rows
 from tests.echo.others import plain
 from tests.echo.sources import IDS, VARIANTS, AddNoise, add_noise, arrays
 
@@ -24,7 +23,7 @@ RECORD = 64
 
 
 class LazyFile(Dataset[Any]):
-    """The common way to read records of a file; slow enough that threads would come between seek and read."""
+    """Reads records of a lazily opened file, and sleeps so that threads would collide."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, None
@@ -50,13 +49,12 @@ def records(tmp_path: Path) -> Path:
     return tmp_path / "records"
 
 
-@pytest.mark.parametrize("wrap", ["plain", "subset", "concat", "stack"])
-@pytest.mark.parametrize("num_workers", [0, 2, 4])
-def test_a_lazily_opened_file_is_read_right(records: Path, wrap: str, num_workers: int) -> None:
+@pytest.mark.parametrize("wrap", ["plain", "concat", "stack"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_lazily_opened_file_is_read_correctly(records: Path, wrap: str, num_workers: int) -> None:
     lazy = LazyFile(records)
     dataset: Any = {
         "plain": lambda: lazy,
-        "subset": lambda: Subset(lazy, range(200)),
         "concat": lambda: ConcatDataset([Subset(lazy, range(100)), Subset(lazy, range(100, 200))]),
         "stack": lambda: StackDataset(x=lazy, label=list(range(200))),
     }[wrap]()
@@ -66,8 +64,8 @@ def test_a_lazily_opened_file_is_read_right(records: Path, wrap: str, num_worker
     assert num_workers == 0 or lazy.file is None
 
 
-class Where(Dataset[Any]):
-    """Tells process and thread."""
+class Locating(Dataset[Any]):
+    """Returns the process and the thread that read the example."""
 
     def __len__(self) -> int:
         return 200
@@ -77,7 +75,7 @@ class Where(Dataset[Any]):
         return os.getpid(), threading.get_ident()
 
 
-class Safe(Where):
+class Safe(Locating):
     thread_safe = True
 
 
@@ -88,37 +86,29 @@ def same(example: Any, rng: Any) -> Any:  # noqa: ARG001
 @pytest.mark.parametrize(
     ("source", "more", "processes"),
     [
-        (Where(), {}, True), (Safe(), {}, False), (Safe(), {"augment": same}, True),
+        (Locating(), {}, True), (Safe(), {}, False), (Safe(), {"augment": same}, True),
         (Safe(), {"decode": tuple}, True), (Safe(), {"processes": True}, True),
         (arrays(200), {"augment": AddNoise()}, False), (arrays(200), {"augment": same}, True),
         (arrays(200), {"augment": add_noise}, False),
     ],
 )  # fmt: skip
-def test_only_what_says_that_it_is_thread_safe_is_called_by_threads(
+def test_threads_call_only_code_that_declares_thread_safe(
     source: Any, more: dict[str, Any], processes: bool
 ) -> None:
     with EchoLoader(source, 8, epochs=1, num_workers=2, **more) as loader:
         assert loader.processes == processes
         found = list(loader)
-    if isinstance(source, Where):
+    if isinstance(source, Locating):
         ids = {int(one) for batch in found for one in batch[0]}
         assert (os.getpid() not in ids) == processes
         assert len(ids) == (2 if processes else 1)
-
-
-def test_what_is_thread_safe() -> None:
-    safe, other, tensors = Safe(), Where(), TensorDataset(torch.arange(3))
-    for shared in ([1], (1,), range(3), safe, Subset(safe, [0]), tensors, ConcatDataset([safe, tensors])):
-        assert rows.is_thread_safe(shared)
-    for alone in (other, Subset(other, [0]), ConcatDataset([safe, other]), StackDataset(a=safe, b=other)):
-        assert not rows.is_thread_safe(alone)
 
 
 def noisy(row: int) -> Any:
     return np.array([row, random.random(), np.random.rand(), float(torch.rand(()))])
 
 
-def noisy_but_for_two(row: int) -> Any:
+def noisy_except_two(row: int) -> Any:
     if row == 2:
         raise ValueError("row 2 is damaged")
     return noisy(row)
@@ -137,11 +127,11 @@ class Transformed(Dataset[Any]):
 
 @pytest.mark.filterwarnings("ignore:source. Transformed draws")
 @pytest.mark.parametrize("variant", VARIANTS[2:5:2], ids=IDS[2:5:2])
-def test_what_a_dataset_draws_depends_on_no_worker_and_no_resume(variant: dict[str, Any]) -> None:
+def test_random_numbers_of_a_dataset_do_not_depend_on_workers_or_resumes(variant: dict[str, Any]) -> None:
     found = []
     for num_workers in (0, 2, 3):
         with EchoLoader(
-            Transformed(noisy_but_for_two), 4, num_workers=num_workers, shuffle_buffer=8, seed=3,
+            Transformed(noisy_except_two), 4, num_workers=num_workers, shuffle_buffer=8, seed=3,
             max_bad_examples=1, **variant,
         ) as loader:  # fmt: skip
             iterator = iter(loader)
@@ -153,53 +143,51 @@ def test_what_a_dataset_draws_depends_on_no_worker_and_no_resume(variant: dict[s
             assert [bad["row"] for bad in loader.bad_examples] == [2]
         found.append([tuple(row) for batch in first + rest for row in batch])
     assert found[0] == found[1] == found[2]
-    # A row of a later pass is another draw: fresh again.
+    # A row draws new numbers in a later epoch
     assert len(set(found[0])) > len({row[0] for row in found[0]})
 
 
 def draw(numbers: int) -> list[Any]:
-    """From all of them, also normal numbers, of which NumPy and ``random`` keep every second one."""
+    """Draw from all global generators. NumPy and ``random`` cache every second normal number."""
     return [
         (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(())))
         for _ in range(numbers)
     ]
 
 
-def seed() -> None:
+def seed_all() -> None:
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_global_generators_are_given_back(num_workers: int) -> None:
+def test_reading_rows_does_not_change_the_global_generators() -> None:
     drawn = []
-    for used in (False, True):
-        seed()
-        if used:
-            with EchoLoader(Transformed(noisy), 4, num_workers=num_workers) as loader:
-                list(islice(loader, 3))
+    for reads in (False, True):
+        seed_all()
+        if reads:
+            list(islice(EchoLoader(Transformed(noisy), 4), 3))
         drawn.append(draw(2))
     assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_the_global_generators_go_on_where_they_were(before: int) -> None:
+def test_the_global_generators_are_restored(before: int) -> None:
     streams = []
     for disturbed in (False, True):
-        seed()
+        seed_all()
         drawn = draw(before)
         if disturbed:
             with suppress(KeyError), global_generators_kept():
                 draw(3)
-                seed()
+                seed_all()
                 raise KeyError
         streams.append(drawn + draw(3))
     assert streams[0] == streams[1]
 
 
-class Told(Dataset[Any]):
-    """Has an epoch that its owner tells it."""
+class WithEpoch(Dataset[Any]):
+    """The training loop sets the epoch."""
 
     epoch = -1
 
@@ -211,20 +199,15 @@ class Told(Dataset[Any]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resumed_iteration_reads_what_the_dataset_was_told_before_it_began(num_workers: int) -> None:
+def test_an_epoch_reads_attributes_set_before_it_also_after_a_resume(num_workers: int) -> None:
     common: dict[str, Any] = {"epochs": 1, "num_workers": num_workers, "shuffle_buffer": 6}
-    dataset = Told()
-    loader = EchoLoader(dataset, 4, **common)
-    for dataset.epoch in range(2):
-        iterator = iter(loader)
-        begun = list(islice(iterator, 3))
-    state = loader.state_dict()
-    rest = [batch.tolist() for batch in iterator]
-    dataset = Told()
-    resumed = EchoLoader(dataset, 4, **common)
-    resumed.load_state_dict(state)
-    for dataset.epoch in range(resumed.epoch, 2):
-        assert [batch.tolist() for batch in resumed] == rest
-    assert sorted(row for batch in [*begun, *rest] for row in map(int, batch)) == list(range(100, 120))
-    loader.close()
-    resumed.close()
+    first, second = WithEpoch(), WithEpoch()
+    with EchoLoader(first, 4, **common) as loader, EchoLoader(second, 4, **common) as resumed:
+        for first.epoch in range(2):
+            iterator = iter(loader)
+            list(islice(iterator, 3))
+        resumed.load_state_dict(loader.state_dict())
+        second.epoch = 1
+        rest = plain(list(iterator))
+        assert plain(list(resumed)) == rest
+        assert {row // 100 for batch in rest for row in batch} == {1}

@@ -1,4 +1,4 @@
-"""State after every batch, for every variant, source and number of workers."""
+"""Restoring buffers: examples that are read again."""
 
 from itertools import islice
 from pathlib import Path
@@ -10,27 +10,25 @@ import torch
 
 from adaecho import EchoLoader
 from tests.echo.others import plain
-from tests.echo.sources import IDS, VARIANTS, Dataset, example, held_serials, labels
+from tests.echo.sources import example, held_serials
 from tests.helpers import through_torch_save
 
 
-def scribble(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+def add_random_integer(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     one["x"] += rng.integers(100)
     return one
 
 
-scribble.thread_safe = True  # type: ignore[attr-defined]
+add_random_integer.thread_safe = True  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 3}, {"num_workers": 2, "processes": True}], ids=str)
 @pytest.mark.parametrize("kind", ["rows", "stream"])
-def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
-    kind: str, workers: Any, tmp_path: Path
-) -> None:
+def test_a_resume_reads_each_buffered_example_once(kind: str, workers: Any, tmp_path: Path) -> None:
     reads = tmp_path / "reads"
 
     class Rows:
-        """Writes the numbers of its rows into a file as they are read, in whatever process."""
+        """Appends the number of each row that any process reads to a file."""
 
         thread_safe = True
 
@@ -45,7 +43,7 @@ def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
     source: Any = Rows() if kind == "rows" else lambda: map(Rows().__getitem__, range(3000))
     common: dict[str, Any] = {
         "batch_size": 8, "echo": "example_before_augmentation", "factor": 4, "shuffle_buffer": 90,
-        "augment": scribble, "order": "stored",
+        "augment": add_random_integer, "order": "stored",
     }  # fmt: skip
     with EchoLoader(source, **common) as loader:
         list(islice(loader, 30))
@@ -55,7 +53,7 @@ def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
     with EchoLoader(source, **common, **workers) as restored:
         restored.load_state_dict(through_torch_save(state))
         assert restored.fresh_examples == state["fresh_examples"]
-        assert reads.exists() == (kind == "stream")  # what can be is read with the next batch
+        assert reads.exists() == (kind == "stream")  # rows are read with the next batch
         batches = iter(restored)
         assert next(batches)["x"].tolist() == expected[0]
         assert kind == "stream" or restored.reread_examples == held
@@ -67,23 +65,7 @@ def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
         assert len(read) == restored.reread_examples + restored.fresh_examples - state["fresh_examples"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_the_beginning_of_a_pass_after_one_given_up(variant: dict[str, Any], num_workers: int) -> None:
-    common: dict[str, Any] = {"shuffle_buffer": 9, "epochs": 1, **variant}
-    with (
-        EchoLoader(Dataset(31), 4, num_workers=num_workers, **common) as loader,
-        EchoLoader(Dataset(31), 4, **common) as restored,
-    ):
-        labels(loader, 3)
-        loader.next_fresh_examples()
-        iterator = iter(loader)
-        restored.load_state_dict(through_torch_save(loader.state_dict()))
-        assert loader.fresh_examples_in_buffer == 0
-        assert labels(restored) == labels(iterator)
-
-
-def test_what_iterates_otherwise_the_second_time_is_reported() -> None:
+def test_an_iterable_that_yields_fewer_examples_again_is_refused() -> None:
     lengths = iter([9, 2, 2])
     loader = EchoLoader(lambda: iter(range(next(lengths))), 2, epochs=1)
     list(islice(loader, 4))
@@ -93,7 +75,7 @@ def test_what_iterates_otherwise_the_second_time_is_reported() -> None:
 
 
 @pytest.mark.parametrize("source", [range(40), lambda: iter(range(40))], ids=["rows", "stream"])
-def test_what_can_not_be_decoded_again_is_never_swapped(source: Any) -> None:
+def test_an_example_that_fails_when_read_again_is_an_error(source: Any) -> None:
     broken: set[int] = set()
 
     def decode(number: int) -> int:
@@ -113,7 +95,7 @@ def test_what_can_not_be_decoded_again_is_never_swapped(source: Any) -> None:
 
 @pytest.mark.parametrize("decode", [None, lambda batch: batch["x"]], ids=["", "decode"])
 @pytest.mark.parametrize("kind", ["stream", "rows"])
-def test_whole_batches_read_again_count_their_examples(kind: str, decode: Any) -> None:
+def test_reread_examples_counts_the_examples_of_whole_batches(kind: str, decode: Any) -> None:
     batches = [torch.arange(3 + number % 2) for number in range(40)]
     source: Any = batches if decode is None else [{"x": batch, "bytes": b"more"} for batch in batches]
     source = source if kind == "rows" else source.__iter__

@@ -1,4 +1,4 @@
-"""EchoLoader alone under DDP, Fabric, Accelerate and Lightning, in two processes each."""
+"""EchoLoader under DDP, Fabric, Accelerate and Lightning, in two processes each."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from adaecho import EchoLoader
 from tests.echo.loops_of_trainers import EPOCHS, PACKAGES, ROWS, SAVED_AFTER, SAVED_IN_EPOCH, make
 from tests.ports import free_port
 
-WORLD, TASKS = 2, Path("/proc/self/task")
+WORLD = 2
 OnTwoRanks = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnTwoRanks:
-    """``on_two_ranks(name)``: what each rank saw. One process imports all trainers and forks their ranks."""
+    """Return the results of both ranks by name of the trainer. One process imports all trainers and forks."""
     folder = tmp_path_factory.mktemp("trainers")
     ranks = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
     ports = [f"{name}={free_port()}" for name, package in PACKAGES.items() if find_spec(package)]
@@ -38,37 +38,35 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnTwoRanks:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
-    def saw(name: str) -> list[dict[str, Any]]:
+    def of_trainer(name: str) -> list[dict[str, Any]]:
         if find_spec(PACKAGES[name]) is None:
             pytest.skip(f"{name} is not installed, with which the loop trains: pip install '.[trainers]'")
         files = [folder / name / f"{rank}.json" for rank in range(WORLD)]
         assert all(file.exists() for file in files), errors
         return [json.loads(file.read_text()) for file in files]
 
-    return saw
+    return of_trainer
 
 
-def assert_shared_out(ranks: list[list[list[int]]]) -> None:
-    """Batches of each rank: all rows twice, and none at two ranks."""
+def assert_sharded(ranks: list[list[list[int]]]) -> None:
+    """Batches of each rank contain all rows twice, and no row at two ranks."""
     shares = [[label for batch in batches for label in batch] for batches in ranks]
     assert sorted(label for share in shares for label in share) == sorted([*range(ROWS)] * 2)
     assert set(shares[0]).isdisjoint(shares[1])
 
 
-# The number of the iteration that is the first epoch: Lightning calls iter() once before, to see if it can.
+# Iteration of the first epoch: Lightning calls iter() once before as a check
 FIRST = {"ddp": 0, "fabric": 0, "accelerate": 0, "lightning": 1}
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_each_rank_gets_its_share_and_goes_on_from_the_middle_exactly(
-    name: str, on_two_ranks: OnTwoRanks
-) -> None:
-    saw = on_two_ranks(name)
+def test_each_rank_reads_its_shard_and_resumes_exactly(name: str, on_two_ranks: OnTwoRanks) -> None:
+    results = on_two_ranks(name)
     for epoch in range(EPOCHS):
-        assert_shared_out([rank["seen"][epoch] for rank in saw])
-    for number, rank in enumerate(saw):
+        assert_sharded([rank["seen"][epoch] for rank in results])
+    for number, rank in enumerate(results):
         seen = rank["seen"]
-        with make(rank=number, world_size=WORLD) as alone:  # without any trainer
+        with make(rank=number, world_size=WORLD) as alone:
             alone.set_epoch(FIRST[name])
             assert seen == [[labels.tolist() for _, labels in alone] for _ in range(EPOCHS)]
         assert rank["lengths"] == [len(epoch) for epoch in seen] == [ROWS // 8] * EPOCHS
@@ -80,20 +78,20 @@ def test_each_rank_gets_its_share_and_goes_on_from_the_middle_exactly(
                 "RuntimeError: this EchoLoader was created before torch.distributed was initialized (2 ranks)"
                 in error
             )
-    # Gradients were averaged: from different batches both made the same weights.
-    assert saw[0]["weight"] == saw[1]["weight"]
+    # The trainer averaged the gradients, so both ranks have the same weights
+    assert results[0]["weight"] == results[1]["weight"]
 
 
-def test_beside_under_ddp(on_two_ranks: OnTwoRanks) -> None:
-    saw = on_two_ranks("ddp")
-    for rank in saw:
+def test_set_epoch_and_samplers_under_ddp(on_two_ranks: OnTwoRanks) -> None:
+    results = on_two_ranks("ddp")
+    for rank in results:
         assert rank["again"] == rank["seen"][1]  # after set_epoch(1)
         assert "EchoLoader itself shards the examples; leave out the sampler" in rank["sampler"]
         assert "has no attribute 'sampler'" in rank["its_set_epoch"]
-    assert_shared_out([rank["by_sampler"] for rank in saw])
+    assert_sharded([rank["by_sampler"] for rank in results])
 
 
-def test_beside_under_the_others(on_two_ranks: OnTwoRanks) -> None:
+def test_methods_of_fabric_accelerate_and_lightning(on_two_ranks: OnTwoRanks) -> None:
     for rank in on_two_ranks("fabric"):
         assert rank["setup_dataloaders"].startswith("TypeError: Only PyTorch DataLoader are")
     for rank in on_two_ranks("accelerate"):
@@ -104,44 +102,7 @@ def test_beside_under_the_others(on_two_ranks: OnTwoRanks) -> None:
         assert rank["resumed_weight"] == rank["weight"]
 
 
-def gloo_threads_besides(before: set[str]) -> set[str]:
-    """Those begun since. By id, not by number: of those before, some may not have named themselves then."""
-    found = set()
-    for task in TASKS.iterdir():
-        with suppress(OSError):  # it ended since
-            if task.name not in before and (task / "comm").read_text().strip() == "pt_gloo_runloop":
-                found.add(task.name)
-    return found
-
-
-@pytest.mark.skipif(not TASKS.exists(), reason="/proc tells the names of threads")
-def test_no_thread_of_gloo_is_left_with_a_state_of_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it aborts a process that ends just then: pytorch/pytorch#190489."""
-    gather, during = torch.distributed.all_gather_object, []
-
-    def watched(*arguments: Any, **named: Any) -> None:
-        gather(*arguments, **named)
-        during.append(gloo_threads_besides(before))
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", watched)
-    store = f"file://{tmp_path / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        torch.distributed.barrier()  # with which the default group's threads begin
-        before = {task.name for task in TASKS.iterdir()}
-        with make() as loader:
-            next(iter(loader))
-            state = loader.state_dict()
-            assert (state["ranks"], state["0.fresh_examples"]) == (1, loader.fresh_examples)
-        assert during[0]  # else the line below shows nothing
-        assert not gloo_threads_besides(before)
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_a_state_of_all_ranks_needs_as_many() -> None:
+def test_a_state_of_all_ranks_needs_the_same_number_of_ranks() -> None:
     with make() as loader, make(rank=1, world_size=2) as other:
         next(iter(loader))
         state = loader.state_dict()
@@ -158,3 +119,27 @@ def test_a_state_of_all_ranks_needs_as_many() -> None:
         ):
             with pytest.raises(ValueError, match=message):
                 into.load_state_dict(given)
+
+
+def test_a_state_of_all_ranks_destroys_its_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a thread of gloo may abort the process (pytorch/pytorch#190489)."""
+    gather, groups = torch.distributed.all_gather_object, []
+
+    def recorded(*arguments: Any, group: Any) -> None:
+        gather(*arguments, group=group)
+        groups.append(group)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", recorded)
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        with make() as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+        assert (state["ranks"], state["0.fresh_examples"]) == (1, loader.fresh_examples)
+        with pytest.raises(ValueError, match="not registered"):
+            torch.distributed.get_rank(groups[0])
+    finally:
+        torch.distributed.destroy_process_group()

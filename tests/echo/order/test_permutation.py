@@ -1,8 +1,6 @@
-"""Orders of rows, drawn or computed, or of shards side by side: none comes twice or never; keyed draws."""
+"""Permutations of rows and shards, keyed generators, repeats, and the shuffle buffer."""
 
-import copy
 import itertools
-import pickle
 from math import isqrt
 
 import numpy as np
@@ -18,7 +16,7 @@ LONG = 5_000_000_000
 
 
 def row_of(position: int, length: int, seed: int, number: int) -> int:
-    """One row, by the formulas of Black and Rogaway in whole numbers."""
+    """One row of the permutation by the formulas of Black and Rogaway, in plain integers."""
     key = keyed.item_keys(seed, np.array([number << keyed.ECHO_BITS]))
     keys = [int(keyed.bits(key, keyed.STAGE_PURPOSES + 3 + turn)[0]) for turn in range(6)]
     a = next(a for a in itertools.count(max(isqrt(length) - 1, 1)) if a * a >= length)
@@ -37,21 +35,21 @@ def row_of(position: int, length: int, seed: int, number: int) -> int:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 10, 257, LEAST_COMPUTED, LONG, 2**61 - 1])
-def test_rows_are_those_of_the_formula(length: int) -> None:
+def test_rows_equal_the_formula(length: int) -> None:
     positions = np.unique(np.linspace(0, length - 1, 20).astype(np.int64).clip(0, length - 1))
     found = permuted(positions, length, -3, 2)
     assert found.tolist() == [row_of(int(position), length, -3, 2) for position in positions]
 
 
 @pytest.mark.parametrize("length", [*range(1, 70), 255, 256, 257, 1000, 4095, 4096, 4097, LEAST_COMPUTED])
-def test_every_row_comes_once(length: int) -> None:
+def test_every_row_occurs_once(length: int) -> None:
     for number in range(3 if length < LEAST_COMPUTED else 1):
         found = permuted(np.arange(length), length, 7, number)
         assert (np.bincount(found, minlength=length) == 1).all()
 
 
 def chi_square(counts: NDArray[np.int64]) -> float:
-    """The statistic's distance from its mean in standard deviations, for counts that should be equal."""
+    """Chi-square of equal counts: distance from its mean in standard deviations."""
     expected = counts.sum() / counts.size
     statistic = ((counts - expected) ** 2 / expected).sum()
     degrees = counts.size - 1
@@ -59,12 +57,12 @@ def chi_square(counts: NDArray[np.int64]) -> float:
 
 
 @pytest.mark.parametrize("length", [1009, LEAST_COMPUTED, LONG])
-def test_places_are_uniform_over_keys(length: int) -> None:
-    """Where each of a few positions goes, over passes; and where two neighbours go together."""
+def test_positions_are_uniform_over_epochs(length: int) -> None:
+    """Check rows of four positions and of their pairs over epochs."""
     passes = 4000
     positions = np.array([0, 1, length // 2, length - 1])
     rows = np.array([permuted(positions, length, 11, number) for number in range(passes)])
-    cells = rows * 20 // length  # [passes, positions]: in which twentieth of the source
+    cells = rows * 20 // length  # [epochs, positions]: which twentieth of the source
     for column in cells.T:
         assert chi_square(np.bincount(column, minlength=20)) < 5
     for one, two in itertools.combinations(cells.T, 2):
@@ -73,8 +71,8 @@ def test_places_are_uniform_over_keys(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [100_003, LEAST_COMPUTED, LONG])
-def test_neighbours_are_uniform_within_a_pass(length: int) -> None:
-    """Each row alone, with its neighbour's, their difference, and with the same place's in other orders."""
+def test_neighbours_are_uniform_within_an_epoch(length: int) -> None:
+    """Check each row, pairs of neighbours, their differences, and pairs from two orders."""
     positions = np.arange(100_000)
     rows = permuted(positions, length, 5, 0)
     cells = rows * 32 // length
@@ -83,7 +81,11 @@ def test_neighbours_are_uniform_within_a_pass(length: int) -> None:
     def pairs(other: NDArray[np.int64]) -> float:
         return chi_square(np.bincount(cells * 32 + other * 32 // length, minlength=1024))
 
-    for distance in (1, 2, isqrt(length - 1) + 1):  # the last: one side of the network stays, the other rises
+    for distance in (
+        1,
+        2,
+        isqrt(length - 1) + 1,
+    ):  # the last changes one half of the Feistel network
         later = permuted((positions + distance) % length, length, 5, 0)
         assert pairs(later) < 5
         assert chi_square(np.bincount((later - rows) % length * 64 // length, minlength=64)) < 5
@@ -94,7 +96,7 @@ def test_neighbours_are_uniform_within_a_pass(length: int) -> None:
 
 
 @pytest.mark.parametrize(("world", "passes", "drop_last"), [(1, None, False), (3, 2, False), (3, 2, True)])
-def test_blocks_give_what_single_serials_give(
+def test_blocks_equal_single_serials(
     world: int, passes: int | None, drop_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(permutation, "LEAST_COMPUTED", 1)
@@ -108,7 +110,7 @@ def test_blocks_give_what_single_serials_give(
         count = int(rng.integers(0, 700))
         serials = np.arange(index, index + count) * world + world - 1
         asked = [serials]
-        if count > 300:  # as a resume asks
+        if count > 300:  # like the requests of a resume
             asked += [np.sort(rng.choice(serials, 5, replace=False)), serials[7:8]]
         for some in asked:
             assert order.rows(some).tolist() == alone._of_serials(some).tolist()
@@ -116,13 +118,7 @@ def test_blocks_give_what_single_serials_give(
     assert len(order.rows(np.arange(3 * BLOCK))) == 3 * BLOCK
 
 
-def test_only_the_permutation_of_a_long_source_is_computed() -> None:
-    assert Permutation(LEAST_COMPUTED - 1, "permutation", 0).method == "drawn"
-    assert Permutation(LEAST_COMPUTED, "stored", 0).method == "drawn"
-    assert Permutation(LEAST_COMPUTED, "shards", 0, np.array([LEAST_COMPUTED])).method == "drawn"
-
-
-def test_a_pass_reads_shards_in_a_new_order_and_each_through() -> None:
+def test_shards_are_read_in_random_order_and_sequentially_within() -> None:
     order = Permutation(800, "shards", 3, np.full(8, 100))
     rows = order.rows(np.arange(1600))
     assert sorted(rows[:800].tolist()) == list(range(800))
@@ -133,39 +129,16 @@ def test_a_pass_reads_shards_in_a_new_order_and_each_through() -> None:
     assert first[0] % 1_000_000 == 0
 
 
-@pytest.mark.parametrize("key", [0, 1, 2**63, 2**64 - 1])
-def test_a_generator_is_philox_of_its_key(key: int) -> None:
-    ours, numpy = keyed.generator(np.uint64(key)), np.random.Generator(np.random.Philox(key=key))
-    assert np.array_equal(ours.integers(0, 2**63, 100), numpy.integers(0, 2**63, 100))
-    assert np.array_equal(ours.normal(size=101), numpy.normal(size=101))
-
-
-def test_what_it_spawns_follows_from_its_key() -> None:
-    first, again, other = (keyed.generator(key) for key in (7, 7, 8))
-    drawn = [[child.random() for child in rng.spawn(2) + rng.spawn(1)] for rng in (first, again, other)]
-    assert drawn[0] == drawn[1]
-    assert len({*drawn[0], *drawn[2]}) == 6
-
-
-def test_copies_go_on_where_it_is() -> None:
-    rng = keyed.generator(3)
-    rng.random(5)
-    copies = [copy.deepcopy(rng), pickle.loads(pickle.dumps(rng))]
-    expected = rng.random(5)
-    for one in copies:
-        assert np.array_equal(one.random(5), expected)
-
-
 def test_fractional_repeats_are_bernoulli_and_independent() -> None:
     extra = repeats(7, np.arange(200_000), 2.3) - 2
-    # Five standard deviations of the mean and of a lag-1 correlation.
+    # Five standard deviations of the mean and of the lag-1 correlation
     assert extra.mean() == pytest.approx(0.3, abs=5 * np.sqrt(0.21 / 200_000))
     assert np.corrcoef(extra[1:], extra[:-1])[0, 1] == pytest.approx(0, abs=5 / np.sqrt(200_000))
     assert set(np.unique(extra)) == {0, 1}
 
 
 def test_the_leaving_slot_is_uniform() -> None:
-    """The delay in a true buffer of B slots is geometric with mean B."""
+    """The delay in a buffer of B slots is geometric with mean B."""
     size = 20
     loader = EchoLoader({"x": np.arange(60_000)}, 60_000, shuffle_buffer=size, order="stored", epochs=1)
     (batch,) = loader

@@ -1,7 +1,4 @@
-"""The clocks and R: by hand, and around sources whose R is known; the automatic factor, which follows R.
-
-Clocks are moved by hand, so that a busy machine changes nothing.
-"""
+"""Timers, R and the automatic factor, with clocks that the tests advance."""
 
 import threading
 import time
@@ -14,10 +11,8 @@ import torch
 from torch.utils.data import Dataset
 
 from adaecho import EchoLoader
-from adaecho.echo.order import keyed
 from adaecho.echo.order.stream import AutoFactor
 from adaecho.echo.stats import Counters, Timers
-from adaecho.echo.variants import MAX_FACTOR
 from tests.conftest import HandClock
 from tests.echo.sources import Dataset as Rows
 from tests.echo.sources import arrays, labels
@@ -26,62 +21,34 @@ UPSTREAM_S, STEP_S = 4.0, 1.0
 R = UPSTREAM_S / STEP_S
 
 
-def test_clocks_by_hand(clock: HandClock) -> None:
-    """Upstream's slowest part takes 3 s per fresh batch, the step 1 s, every batch is used twice: R = 3."""
+def test_timers_with_a_manual_clock(clock: HandClock) -> None:
+    """The slowest upstream stage takes 3 s per fresh batch and the step 1 s, so R = 3."""
     counters = Counters((0.0, 0.0), (0.0, 0.0), 0.0)
-    clocks = Timers(lambda: counters)
+    timers = Timers(lambda: counters)
     for step in range(40):
         asked = clock.now
         clock.now += 0.5
-        clocks.waited(asked)
+        timers.waited(asked)
         counters = Counters((0.5 * step, 1.5 * step), (0.1 * step, 0.2 * step), fresh_batches=step / 2)
-        clocks.step()
+        timers.step()
         clock.now += 1.0
         if step == 20:
             clock.now += 1000.0
-            clocks.pause()
-    assert clocks.wait_time_s == pytest.approx(20)
-    assert clocks.upstream_s_per_batch == pytest.approx(3)
-    assert clocks.downstream_s_per_step == pytest.approx(1)
-    assert clocks.ratio == pytest.approx(3)
+            timers.pause()
+    assert timers.wait_time_s == pytest.approx(20)
+    assert timers.upstream_s_per_batch == pytest.approx(3)
+    assert timers.downstream_s_per_step == pytest.approx(1)
+    assert timers.ratio == pytest.approx(3)
     other = Timers(lambda: counters)
     assert other.ratio is None
-    other.load_state(clocks.state())
-    assert other.ratio == clocks.ratio
-
-
-def driven(clock: HandClock, steps: int, after: Callable[[int], Counters]) -> tuple[Timers, list[float]]:
-    """Clocks after so many steps of 1 s each, by counters as they are after each; and the ratios told."""
-    counters, ratios = after(0), []
-    clocks = Timers(lambda: counters)
-    for step in range(steps):
-        counters = after(step)
-        clocks.step()
-        clock.now += 1.0
-        ratios.append(clocks.ratio or 0.0)
-    return clocks, ratios
-
-
-def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> None:
-    clocks, ratios = driven(clock, 10, lambda step: Counters((4.0 * step,), (0.5 * step, 2.0 * step), step))
-    assert clocks.downstream_s_per_step == pytest.approx(2)
-    assert ratios[-1] == pytest.approx(2)
-
-
-def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
-    def after(step: int) -> Counters:
-        return Counters((step + 8.0 * max(step - 200, 0),), (0.0,), step)
-
-    _, ratios = driven(clock, 400, after)
-    assert ratios[200] == pytest.approx(1)
-    assert 1.5 < ratios[210] < 4
-    assert ratios[-1] == pytest.approx(9, rel=0.05)
+    other.load_state(timers.state())
+    assert other.ratio == timers.ratio
 
 
 class ThreadClock(threading.local):
-    """``time.perf_counter`` of each thread: it moves with what that thread is said to work, never by itself.
+    """Replaces ``time.perf_counter``: only ``work`` advances the time of a thread.
 
-    Every stretch that the loader times begins and ends in one thread, and waiting takes no time.
+    The loader starts and stops each timer in one thread, and waiting takes no time.
     """
 
     now = 0.0
@@ -102,7 +69,7 @@ def _thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", CLOCK)
 
 
-def worked(given: Any, duration_s: float = UPSTREAM_S / 4) -> Any:
+def with_work(given: Any, duration_s: float = UPSTREAM_S / 4) -> Any:
     CLOCK.work(duration_s)
     return given
 
@@ -112,11 +79,11 @@ class Slow(Dataset[torch.Tensor]):
         return 10_000
 
     def __getitem__(self, row: int) -> torch.Tensor:
-        return worked(torch.full((2,), row))  # type: ignore[no-any-return]
+        return with_work(torch.full((2,), row))  # type: ignore[no-any-return]
 
 
 class WorksAhead:
-    """Like a DataLoader with workers: a batch every UPSTREAM_S, whatever its reader does meanwhile."""
+    """Like a DataLoader with workers: a batch every UPSTREAM_S, independent of the consumer."""
 
     num_workers = 2
 
@@ -124,29 +91,28 @@ class WorksAhead:
         ready_at = CLOCK.now
         while True:
             ready_at += UPSTREAM_S
-            CLOCK.now = max(CLOCK.now, ready_at)  # waits for it
+            CLOCK.now = max(CLOCK.now, ready_at)
             yield torch.zeros(4, 2)
 
 
-# A source, the size of batches, further arguments.
-DIVIDED = {  # upstream's work, over the loader's workers
+# Source, batch size, further arguments
+DIVIDED = {  # the loader's workers share the upstream work
     "map-style": (Slow, 4, {}),
-    "decode": (lambda: range(10_000), 4, {"decode": worked}),
-    "processes": (lambda: range(10_000), 4, {"decode": worked, "processes": True}),
+    "decode": (lambda: range(10_000), 4, {"decode": with_work}),
+    "processes": (lambda: range(10_000), 4, {"decode": with_work, "processes": True}),
 }
 SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any]]] = DIVIDED | {
-    "examples": (lambda: lambda: map(worked, repeat(torch.zeros(2))), 4, {}),
-    "batches": (lambda: lambda: map(worked, repeat(torch.zeros(4, 2)), repeat(UPSTREAM_S)), None, {}),
+    "examples": (lambda: lambda: map(with_work, repeat(torch.zeros(2))), 4, {}),
+    "batches": (lambda: lambda: map(with_work, repeat(torch.zeros(4, 2)), repeat(UPSTREAM_S)), None, {}),
     "works ahead": (WorksAhead, None, {}),
 }
-# What works ahead is timed by a thread that waits for it: inline it also works during the steps.
-WORKERS = {name: {"works ahead": (1, 4), "processes": (1, 2)}.get(name, (0, 1, 4)) for name in SOURCES}
-# Threads may have read up to two batches that no step has used yet, of the 25 that R is smoothed over (12 at
-# the factor where it ends up): how many changes from one look at the counters to the next.
+# WorksAhead needs a thread that waits for it, because inline it also works during the steps
+WORKERS = {name: {"works ahead": (1, 4), "processes": (1, 2)}.get(name, (0, 1)) for name in SOURCES}
+# Threads may have prefetched two batches of the 25 that R is averaged over
 READ_AHEAD = 2 / 25
 
 
-def followed(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
+def measured_r_and_factor(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
     make, batch_size, more = SOURCES[name]
     common: dict[str, Any] = {"echo": "batch", "factor": factor, "num_workers": num_workers, "prefetch": 1}
     with EchoLoader(make(), batch_size, **common, **more) as loader:
@@ -159,9 +125,9 @@ def followed(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("name", "num_workers"), [(name, count) for name in SOURCES for count in WORKERS[name]]
 )
-def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
+def test_r_of_sources_with_known_costs(name: str, num_workers: int) -> None:
     expected = R / (max(num_workers, 1) if name in DIVIDED else 1)
-    measured, _ = followed(name, 2, num_workers)
+    measured, _ = measured_r_and_factor(name, 2, num_workers)
     assert measured == pytest.approx(expected, rel=READ_AHEAD if num_workers else 1e-9)
 
 
@@ -170,15 +136,15 @@ def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
     ("name", "num_workers"),
     [(name, workers) for name in ("examples", "batches", "works ahead") for workers in WORKERS[name]],
 )
-def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None:
-    # It leaves changes of less than 5 % alone.
+def test_the_automatic_factor_converges_to_r(name: str, num_workers: int) -> None:
+    # Changes of less than 5 % are ignored
     expected = pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
-    assert followed(name, "auto", num_workers)[1] == expected
+    assert measured_r_and_factor(name, "auto", num_workers)[1] == expected
 
 
 @pytest.mark.usefixtures("_thread_clock")
 @pytest.mark.parametrize("echo", ["batch", "example_before_augmentation"])
-def test_the_automatic_factor_goes_on_after_a_resume(echo: str) -> None:
+def test_the_automatic_factor_continues_after_a_resume(echo: str) -> None:
     def decode(row: dict[str, Any]) -> dict[str, Any]:
         CLOCK.work(0.002)
         return row
@@ -191,7 +157,7 @@ def test_the_automatic_factor_goes_on_after_a_resume(echo: str) -> None:
         assert loader.factor == 1
         iterator = iter(loader)
         for _ in islice(iterator, 400):
-            CLOCK.work(1e-4)  # R is far beyond the bound
+            CLOCK.work(1e-4)  # R is far above max_factor
         assert loader.factor == loader.factor_changes[-1][1] == 3
         assert loader.R is not None
         assert loader.R > 1
@@ -216,7 +182,3 @@ def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
             if auto.due():
                 auto.follow(ratio, factor)
     assert asked == [2.5, 4]
-
-
-def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:
-    assert MAX_FACTOR == 1 << keyed.ECHO_BITS

@@ -1,8 +1,9 @@
-"""Augmentations of one argument and of two parts; what the buffer holds, which never shows in the batches."""
+"""Augment and collate: random numbers, two-part augmentation, format of the buffer."""
 
 import multiprocessing
 import os
 import random
+import time
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -14,16 +15,16 @@ import torch
 from adaecho import EchoLoader
 from adaecho.echo.batch import augment as augment_module
 from adaecho.echo.batch.augment import Functions
-from tests.echo.sources import Dataset, add_noise, arrays
+from tests.echo.sources import IDS, VARIANTS, Dataset, add_noise, arrays
 
 
-def draw(example: dict[str, Any]) -> dict[str, Any]:
+def draw_globally(example: dict[str, Any]) -> dict[str, Any]:
     drawn = [float(torch.rand(())), random.random(), np.random.rand()]
     return {"label": example["label"], "drawn": torch.tensor(drawn, dtype=torch.float64), "pid": os.getpid()}
 
 
 def draw_again(example: dict[str, Any]) -> dict[str, Any]:
-    return {**example, "drawn again": draw(example)["drawn"]}
+    return {**example, "drawn again": draw_globally(example)["drawn"]}
 
 
 def fail(example: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def fail(example: dict[str, Any]) -> dict[str, Any]:
 ECHOED: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7}
 
 
-def test_the_first_part_works_once_for_each_fresh_example() -> None:
+def test_once_is_called_once_for_each_fresh_example() -> None:
     calls: list[str] = []
 
     def counting(name: str) -> Any:
@@ -46,9 +47,9 @@ def test_the_first_part_works_once_for_each_fresh_example() -> None:
     assert Counter(calls) == {"once": 40, "each time": 160}
 
 
-def test_the_parts_draw_independently() -> None:
+def test_once_and_each_time_draw_independent_random_numbers() -> None:
     def draw_as(name: str) -> Any:
-        return lambda one, rng: {**one, name: rng.random()}
+        return lambda one, *, rng: {**one, name: rng.random()}
 
     parts = draw_as("once"), draw_as("each_time")
     batch = next(iter(EchoLoader(arrays(2000), 2000, augment=parts, **{**ECHOED, "shuffle_buffer": 0})))
@@ -58,7 +59,7 @@ def test_the_parts_draw_independently() -> None:
     assert abs(np.corrcoef(once, each_time)[0, 1]) < 0.1
 
 
-def test_what_is_augmented_before_the_buffer_is_decoded_there() -> None:
+def test_once_requires_decoded_examples_in_the_buffer() -> None:
     common: dict[str, Any] = {"augment": (add_noise, add_noise), "decode": dict, **ECHOED}
     with pytest.raises(ValueError, match=r"place='encoded' with .*no augmentation before the echo"):
         EchoLoader(Dataset(9), 3, place="encoded", **common)
@@ -67,8 +68,8 @@ def test_what_is_augmented_before_the_buffer_is_decoded_there() -> None:
     assert functions.choose_place(None) == "decoded"
 
 
-@pytest.mark.parametrize("augment", [draw, (draw, draw_again)], ids=["one", "two parts"])
-def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left_alone(augment: Any) -> None:
+@pytest.mark.parametrize("augment", [draw_globally, (draw_globally, draw_again)], ids=["one", "two parts"])
+def test_one_argument_augment_is_the_same_for_any_number_of_workers(augment: Any) -> None:
     common: dict[str, Any] = {"batch_size": 6, "augment": augment, **ECHOED}
     torch.manual_seed(1)
     own = torch.rand(8)
@@ -82,35 +83,6 @@ def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left
             assert all(torch.equal(batch[name], other[name]) for name in batch)
             assert not torch.equal(batch["drawn"], batch.get("drawn again", own))
     assert torch.equal(torch.stack(drawn), own)
-    assert multiprocessing.active_children() == []
-
-
-def _keyed_by_name(row: int, scale: float = 1.0, *, rng: np.random.Generator) -> float:
-    return row + scale * rng.random()
-
-
-def _keyed_after_another(row: int, scale: float = 1.0, rng: np.random.Generator | None = None) -> float:
-    return row + scale * (rng or np.random.default_rng()).random()
-
-
-def test_a_generator_comes_to_what_is_named_so() -> None:
-    def augment(row: int, rng: np.random.Generator) -> float:
-        return row + rng.random()
-
-    expected, *others = (
-        [batch.tolist() for batch in EchoLoader(list(range(8)), 4, epochs=1, augment=one)]
-        for one in (augment, _keyed_by_name, _keyed_after_another)
-    )
-    assert others == [expected, expected]
-
-
-def test_its_errors_reach_the_caller() -> None:
-    with EchoLoader(Dataset(9), 2, num_workers=1, augment=fail, order="stored") as loader:
-        batches = iter(loader)
-        assert next(batches)["label"].tolist() == [0, 1]
-        with pytest.raises(KeyError, match="no five") as caught:
-            list(islice(batches, 2))  # in the second of them, or at the first, where both are made at once
-    assert "in fail" in caught.value.__notes__[-1]
     assert multiprocessing.active_children() == []
 
 
@@ -136,9 +108,7 @@ def run(place: str, batches: int, state: Any = None, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("echo", "factor"), [("none", 1), ("batch", 2), ("example_before_augmentation", 2.5)]
 )
-def test_bad_examples_are_skipped_alike_and_a_run_may_go_on_in_another_place(
-    echo: str, factor: float, num_workers: int
-) -> None:
+def test_batches_do_not_depend_on_the_buffer_format(echo: str, factor: float, num_workers: int) -> None:
     more = {"echo": echo, "factor": factor, "num_workers": num_workers}
     decoded, encoded, auto = (run(place, 30, **more)[:3] for place in ("decoded", "encoded", "auto"))
     assert decoded == encoded == auto
@@ -160,10 +130,47 @@ def test_bad_examples_are_skipped_alike_and_a_run_may_go_on_in_another_place(
         ("example_after_augmentation", 0, 1, "decoded"),
     ],
 )
-def test_auto_weighs_work_against_memory(
+def test_auto_chooses_the_buffer_format_by_work_and_memory(
     echo: str, bad: int, free: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(augment_module, "free_bytes", lambda: free)
     settings = EchoLoader(ROWS, 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
     given = Functions(decode, None, None, None, settings, "auto")
     assert given.choose_place(lambda: ROWS[0]) == expected
+
+
+def noisy_collate(rows: list[int], rng: np.random.Generator) -> list[tuple[int, float]]:
+    """A collate function that draws random numbers, like CutMix."""
+    return [(row, rng.random()) for row in rows]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_random_numbers_of_collate_depend_on_the_batch_alone(variant: dict[str, Any]) -> None:
+    found = []
+    for num_workers, processes in ((0, False), (3, False), (2, True)):
+        common: dict[str, Any] = {"shuffle_buffer": 5, "num_workers": num_workers, "processes": processes}
+        with EchoLoader(list(range(50)), 4, collate=noisy_collate, seed=3, **common, **variant) as loader:
+            first = list(islice(loader, 9))
+            state = loader.state_dict()
+            rest = list(islice(loader, 20))
+            loader.load_state_dict(state)
+            assert list(islice(loader, 20)) == rest
+        found.append(first + rest)
+    assert found[0] == found[1] == found[2]
+    fresh = [batch for batch in found[0] if variant.get("echo") != "batch"]
+    assert len({drawn for batch in fresh for _, drawn in batch}) == 4 * len(fresh)
+
+
+def test_threads_call_collate_one_at_a_time() -> None:
+    running, most = [0], [0]
+
+    def collate(rows: list[int]) -> list[int]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.001)
+        running[0] -= 1
+        return rows
+
+    with EchoLoader(list(range(200)), 4, epochs=1, num_workers=4, collate=collate) as loader:
+        assert len(list(loader)) == 50
+    assert most == [1]

@@ -1,22 +1,26 @@
-"""A state is a place and a log: it goes on under other factors and ranks; a refused one breaks nothing."""
+"""States: size, format, other settings, and refused states."""
 
 import pickle
-import threading
+import warnings
 from collections import Counter
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from torch.utils.data import SequentialSampler
 
 from adaecho import EchoLoader
-from tests.echo.sources import Bad, Dataset, Halting, Stream, arrays, example, labels
+from adaecho.echo.state import VERSION
+from tests.echo.others import plain, stateful_data_loader
+from tests.echo.sources import Bad, Dataset, arrays, labels
 
 
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "example_after_augmentation", "batch"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_state_goes_on_under_another_factor(echo: str, num_workers: int) -> None:
+def test_a_resume_under_another_factor(echo: str, num_workers: int) -> None:
     common: dict[str, Any] = {"echo": echo, "shuffle_buffer": 7, "epochs": 1, "num_workers": num_workers}
     with EchoLoader(Dataset(60), 4, factor=2, **common) as loader:
         first = labels(loader, 6)
@@ -30,53 +34,48 @@ def test_a_state_goes_on_under_another_factor(echo: str, num_workers: int) -> No
     uses = Counter(label for batch in first + rest for label in batch)
     assert sorted(uses) == list(range(60))
     assert set(uses.values()) == {2, 3}
-    # What had been read under the old factor comes twice; whatever is read later three times.
+    # Examples read under the old factor come twice, later ones three times
     twice = sum(number == 2 for number in uses.values())
     if echo == "batch":
-        assert twice == 12  # three batches had been made
+        assert twice == 12  # three batches
     else:
         assert fresh - 1 <= twice <= fresh
 
 
-def test_a_factor_that_changed_goes_into_the_next_state() -> None:
-    loader, changed, again = (
-        EchoLoader(Dataset(50), 4, factor=factor, echo="example_before_augmentation", shuffle_buffer=9)
-        for factor in (2, 1.5, 1.5)
-    )
-    labels(loader, 5)
-    changed.load_state_dict(loader.state_dict())
-    labels(changed, 5)
-    again.load_state_dict(changed.state_dict())
-    assert again.factor_changes == changed.factor_changes
-    assert labels(again, 20) == labels(changed, 20)
+def test_set_epoch_after_a_resume_uses_the_current_factor() -> None:
+    given: dict[str, Any] = {"echo": "example_before_augmentation", "shuffle_buffer": 8, "epochs": 1}
+    first, second = (EchoLoader(Dataset(20), 4, factor=factor, **given) for factor in (2, 3))
+    labels(first)
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(0)
+    assert len(second) == 15
+    assert Counter(row for batch in labels(second) for row in batch) == dict.fromkeys(range(20), 3)
 
 
-@pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize(
     "changes",
     [
-        {"batch_size": 5}, {"shuffle_buffer": 0}, {"echo": "batch", "factor": 3, "batch_shuffle_buffer": 4},
-        {"echo": "example_after_augmentation", "factor": 2}, {"echo": "none", "factor": 1},
+        {"batch_size": 5}, {"echo": "batch", "factor": 3, "batch_shuffle_buffer": 4},
+        {"echo": "none", "factor": 1},
     ],
     ids=str,
 )  # fmt: skip
-def test_between_iterations_nothing_is_held(changes: dict[str, Any], after: int) -> None:
+def test_a_resume_between_epochs_accepts_other_settings(changes: dict[str, Any]) -> None:
     given: dict[str, Any] = {
         "batch_size": 4, "echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7, "epochs": 1,
     }  # fmt: skip
     loader = EchoLoader(Dataset(30), **given)
-    for _ in range(after):
-        labels(loader)
+    labels(loader)
     other = EchoLoader(Dataset(30), **{**given, **changes})
     other.load_state_dict(loader.state_dict())
-    for number in (1, 2):
+    for number in (2, 3):
         uses = Counter(label for batch in labels(other) for label in batch)
         assert uses == Counter(dict.fromkeys(range(30), int(changes.get("factor", 2))))
-        assert other.fresh_examples == (after + number) * 30
+        assert other.fresh_examples == number * 30
 
 
-@pytest.mark.parametrize(("before", "now"), [(1, 3), (2, 4), (3, 1), (4, 2)])
-def test_between_iterations_into_other_numbers_of_ranks(before: int, now: int) -> None:
+@pytest.mark.parametrize(("before", "now"), [(1, 3), (4, 2)])
+def test_a_resume_between_epochs_accepts_other_numbers_of_ranks(before: int, now: int) -> None:
     common: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 5}
     loader, *others = (
         EchoLoader(Dataset(24), 3, epochs=1, rank=rank, world_size=world, **common)
@@ -96,39 +95,22 @@ def test_between_iterations_into_other_numbers_of_ranks(before: int, now: int) -
     ("changes", "message"),
     [
         ({"source": Dataset(24)}, "source had 20 examples but now has 24"),
-        ({"source": arrays(24)}, "source had 20 examples but now has 24"),
         ({"seed": 2}, "seed was 0 and is 2 now"),
         ({"batch_size": 5}, "batch_size was 4 and is 5 now"),
         ({"world_size": 2}, "world_size was 1 and is 2 now; within an iteration"),
         ({"sampler": SequentialSampler(range(20))}, "sampler was None and is 'SequentialSampler of 20' now"),
     ],
 )
-def test_a_state_of_another_loader_is_refused_and_changes_nothing(changes: Any, message: str) -> None:
+def test_a_state_of_another_loader_is_refused(changes: Any, message: str) -> None:
     given: dict[str, Any] = {"source": Dataset(20), "batch_size": 4, "shuffle_buffer": 5}
     loader, again = EchoLoader(**given), EchoLoader(**given)
     labels(loader, 2)
-    other, undisturbed = (EchoLoader(**{**given, **changes}) for _ in range(2))
+    other, uninterrupted = (EchoLoader(**{**given, **changes}) for _ in range(2))
     seen = labels(other, 1)
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(loader.state_dict())
-    assert seen + labels(other, 1) == labels(undisturbed, 2)
+    assert seen + labels(other, 1) == labels(uninterrupted, 2)
     again.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{"drop_last": True}, {"decode": Bad(9), "max_bad_examples": 2}],
-    ids=lambda more: next(iter(more)),
-)
-def test_fresh_examples_at_the_last_batch_are_those_of_the_batches(more: dict[str, Any]) -> None:
-    """Not what lies behind it: rows that make no batch."""
-    loader, restored = (EchoLoader(Dataset(10), 3, order="stored", epochs=1, **more) for _ in range(2))
-    iterator = iter(loader)
-    assert len(labels(iterator, 3)) == 3
-    restored.load_state_dict(loader.state_dict())
-    assert loader.fresh_examples == restored.fresh_examples == 9
-    assert next(iterator, None) is None
-    assert loader.fresh_examples == 10
 
 
 @pytest.mark.parametrize(
@@ -149,40 +131,7 @@ def test_a_state_is_small(echo: str, buffers: dict[str, int]) -> None:
     assert labels(restored, 10) == labels(loader, 10)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_state_that_is_asked_for_while_one_is_loaded_is_that_one_or_the_one_before(
-    interrupted: bool, num_workers: int
-) -> None:
-    rows, slow = Halting(40, 7), threading.Event()
-
-    def source() -> Any:
-        for row in range(40):
-            yield (rows[row] if slow.is_set() else example(row))
-            if slow.is_set() and row == 7 and interrupted:
-                raise KeyboardInterrupt
-
-    def load() -> None:
-        with suppress(KeyboardInterrupt):
-            loader.load_state_dict(state)
-
-    whole = labels(EchoLoader(Stream(40), 4, shuffle_buffer=6), 18)
-    with EchoLoader(source, 4, shuffle_buffer=6, num_workers=num_workers) as loader:
-        labels(loader, 3)
-        state = loader.state_dict()
-        labels(loader, 12)
-        slow.set()
-        thread = threading.Thread(target=load, daemon=True)
-        thread.start()
-        assert rows.reading.wait(100)
-        assert loader.state_dict()["next_index"] == state["next_index"]
-        rows.go.set()
-        thread.join(100)
-        slow.clear()
-        assert labels(loader, 3) == whole[3:6]
-
-
-def test_the_epoch_that_a_restored_loader_goes_on_with_is_told() -> None:
+def test_epoch_of_a_restored_loader() -> None:
     def make() -> EchoLoader:
         return EchoLoader(arrays(40), 10, epochs=1, echo="batch", factor=2)
 
@@ -199,11 +148,11 @@ def test_the_epoch_that_a_restored_loader_goes_on_with_is_told() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
-def test_a_state_forgets_bad_examples_that_came_before_what_is_held(echo: str) -> None:
-    """More of them than the buffer has slots: what entered is counted back over those that are forgotten."""
+def test_a_state_drops_bad_examples_that_precede_the_buffer(echo: str) -> None:
+    """There are more bad examples than buffer slots."""
     common: dict[str, Any] = {"factor": 2, "decode": Bad(*range(0, 200, 7)), "max_bad_examples": 500}
-    loader, undisturbed = (EchoLoader(arrays(200), 8, echo=echo, shuffle_buffer=19, **common) for _ in "12")
-    whole = labels(undisturbed, 110)
+    loader, uninterrupted = (EchoLoader(arrays(200), 8, echo=echo, shuffle_buffer=19, **common) for _ in "12")
+    whole = labels(uninterrupted, 110)
     for taken in range(0, 100, 10):
         state = loader.state_dict()
         assert len(state["bad_numbers"]) < 20
@@ -211,3 +160,62 @@ def test_a_state_forgets_bad_examples_that_came_before_what_is_held(echo: str) -
         resumed.load_state_dict(state)
         assert labels(resumed, 8) == whole[taken : taken + 8]
         labels(loader, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: torch.nn.Linear(2, 2).state_dict(), "the state has format version None"),
+        (lambda state: {**state, "version": VERSION + 1}, f"version {VERSION + 1}, .* reads {VERSION}; pass"),
+    ],
+)
+def test_a_state_of_another_format_is_refused(change: Any, message: str) -> None:
+    loader = EchoLoader(arrays(20), 4, order="stored")
+    state = loader.state_dict()
+    assert labels(loader, 1) == [[0, 1, 2, 3]]
+    with pytest.raises(ValueError, match=message):
+        loader.load_state_dict(change(state))
+    assert labels(loader, 1) == [[4, 5, 6, 7]]
+
+
+Given = dict[str, Any]
+
+
+def with_arrays() -> Given:
+    return {"source": arrays(60), "batch_size": np.int64(4), "epochs": 5}
+
+
+def with_bad_examples() -> Given:
+    return {"source": Dataset(60), "batch_size": 4, "decode": Bad(*range(0, 60, 7)), "max_bad_examples": 20}
+
+
+def with_stateful_data_loader() -> Given:
+    dataset = torch.utils.data.TensorDataset(torch.arange(60))
+    return {"source": stateful_data_loader(dataset, 4, shuffle=True), "batch_size": None}
+
+
+def with_all_ranks() -> Given:
+    return {"source": arrays(60), "batch_size": 4, "state_of_all_ranks": True}
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital")
+@pytest.mark.parametrize("taken", [0, 9])
+@pytest.mark.parametrize("make", [with_arrays, with_bad_examples, with_stateful_data_loader, with_all_ranks])
+def test_a_distributed_checkpoint_resumes_a_new_loader(make: Any, taken: int, tmp_path: Path) -> None:
+    """A new loader has all keys of the state. Torch requests them before it loads."""
+    loader, restored = (EchoLoader(**make(), echo="batch", factor=2, batch_shuffle_buffer=3) for _ in "12")
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    state = loader.state_dict()
+    assert all(isinstance(value, int | float | str | list) for value in state.values())
+    numbers = [number for value in state.values() if isinstance(value, list) for number in value]
+    assert {type(number) for number in numbers} <= {int, float}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without a process group torch warns
+        dcp.save({"loader": loader}, checkpoint_id=tmp_path)
+        dcp.load({"loader": restored}, checkpoint_id=tmp_path)
+    assert restored.bad_examples == loader.bad_examples
+    for _, batch, again in zip(range(12), batches, restored, strict=False):
+        assert plain(again) == plain(batch)
+    assert restored.fresh_examples == loader.fresh_examples
