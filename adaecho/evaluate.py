@@ -160,10 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command ``python -m adaecho.evaluate``."""
     command = parser("python -m adaecho.evaluate", __doc__)
     command.add_argument(
-        "--weights",
-        choices=("final", "best"),
-        default="final",
-        help="the weights to measure (default: final)",
+        "--weights", choices=("final", "best"), default="final", help="weights to measure (default: final)"
     )
     typed = command.parse_intermixed_args(arguments)
     with report_errors():
