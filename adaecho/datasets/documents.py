@@ -1,4 +1,4 @@
-"""Read documents of text from text files, JSON lines, tables (parquet, the hub) or Python's standard library."""
+"""Read documents of text from text files, JSON lines, tables (parquet, the hub) or the standard library."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ class Documents:
         return next((name for name in ("validation", "test") if name in self.splits), None)
 
     def read(self, shard: Any, first: int = 0) -> Iterator[tuple[str, Text]]:
-        """Yield the documents of one file or table from index ``first`` on, each with its name for messages."""
+        """Yield the documents of a file or table from index ``first`` on, each with its name for messages."""
         if not isinstance(shard, Path):
             rows = shard.select(range(first, len(shard))).with_format("arrow").iter(1000)
             texts = (text for batch in rows for text in batch[self.column].to_pylist())
@@ -114,7 +114,10 @@ def _by_split(root: Path, files: list[Path]) -> dict[str, list[Path]]:
 
 
 def _standard_library() -> list[Path]:
-    """Return the modules of the standard library, sorted, without tests, documentation and installed packages."""
+    """Return the modules of the standard library, sorted.
+
+    Tests, documentation and installed packages are left out.
+    """
     left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
     files = _LIBRARY.rglob("*.py")
     return sorted(file for file in files if not left_out & set(file.relative_to(_LIBRARY).parts))

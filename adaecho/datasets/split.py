@@ -79,7 +79,7 @@ def split_indices(
 
 
 def refuse_number(number: int | None, path: str) -> None:
-    """Raise a ConfigError if ``data.validation_examples`` is set, since the data has its own validation split."""
+    """Raise a ConfigError if ``data.validation_examples`` is set for data with its own validation split."""
     if number is not None:
         raise ConfigError(
             f"data.validation_examples={number}: {path} has a validation split; leave the key null "

@@ -165,7 +165,7 @@ def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig
     bad = BadExampleBudget(data.max_bad_examples)
 
     def texts(split: str, *, count: bool = False) -> Iterator[str]:
-        """Usable documents; one of the passes counts the others."""
+        """Yield the usable documents. If ``count`` is set, count and report the others too."""
         for shard in documents.splits[split]:
             for origin, text in documents.read(shard):
                 if isinstance(text, str) and text.strip():
