@@ -179,7 +179,7 @@ class _Archive:
             yield example
 
     def _members(self) -> Iterator[tuple[bytes, bytes, bytes, int]]:
-        """Yield the key, the extension and the content of each file, and the offset at which the file ends."""
+        """Yield key, extension and content of each file, and the offset at which the file ends."""
         while True:
             if self._at + _BLOCK > len(self._buffer):
                 self._need(_BLOCK)
