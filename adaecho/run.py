@@ -88,8 +88,8 @@ def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
 def cli() -> None:
     """Run ``main``, and end with a message and an exit code that tell the user what happened.
 
-    The code is 0 if the run has an outcome (even if it diverged), 1 with a traceback after a crash, 2 with
-    one message after an error that the user can fix, and 130 after an interrupt.
+    The code is 0 if the run has an outcome, even if it diverged, and 130 if it was interrupted. It is 2 after
+    an error that the user can fix, with one message, and 1 after a crash, with a traceback.
     """
     # Without this variable, Hydra would shorten tracebacks.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")

@@ -34,7 +34,7 @@ class GroundTruth:
     Attributes:
         boxes: float32 [K, 4] as x1, y1, x2, y2 in pixels.
         labels: int64 [K], from 1.
-        crowd: bool [K], whether the box surrounds many objects. Such a box is not trained on, and is not
+        crowd: bool [K], whether the box surrounds many objects. This box is not trained on, and is not
             counted as missed.
         areas: float64 [K], areas of the objects in pixels, which determine whether they count as small,
             medium or large.

@@ -61,10 +61,10 @@ def small_conv(num_classes: int) -> nn.Module:
 def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> nn.Module:
     """Build the ResNet for CIFAR: float [N, 3, 32, 32] to logits [N, num_classes].
 
-    The net of He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2, has a 3x3
-    convolution, three stages of n blocks with two 3x3 convolutions each (16, 32 and 64 filters on planes of
-    32, 16 and 8 pixels), global average pooling and a linear layer. These are 6n + 2 layers with weights.
-    Shortcuts are of the paper's option A. With depth 32 and 10 classes there are 464,154 parameters.
+    The net has a 3x3 convolution, three stages of n blocks with two 3x3 convolutions each, global average
+    pooling and a linear layer. These are 6n + 2 layers with weights. The stages have 16, 32 and 64 filters on
+    planes of 32, 16 and 8 pixels. Shortcuts are of option A. With depth 32 and 10 classes there are 464,154
+    parameters. Source: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2.
 
     Args:
         depth: number of layers with weights, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...

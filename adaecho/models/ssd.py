@@ -1,12 +1,12 @@
 """SSD, the single shot detector: the model, its training target and loss, and its detections.
 
 W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. Parts of the model are torchvision's. The form with
-ResNet-34 is MLPerf's: it uses stages 1 to 3, without the stride of the third (so that an image of 300 pixels
-gives a plane of 38), followed by five pairs of convolutions that shrink the plane to one pixel.
+ResNet-34 is MLPerf's. It uses stages 1 to 3 without the stride of the third, so that an image of 300 pixels
+gives a plane of 38. Five pairs of convolutions follow, which shrink the plane to one pixel.
 
-Boxes are x1, y1, x2, y2 in pixels. In shapes, N is the number of images, M the largest number of true boxes
-in an image (rows with label 0 are padding), A the number of default boxes, and C the number of classes
-including the background, which is class 0.
+Boxes are x1, y1, x2, y2 in pixels. Shapes use these letters. N is the number of images. M is the largest
+number of true boxes in an image, where rows with label 0 are padding. A is the number of default boxes. C is
+the number of classes including the background, which is class 0.
 """
 
 from collections.abc import Sequence

@@ -16,8 +16,8 @@ class Transformer(nn.Module):
     """The language model: token numbers, int64 [N, T], to logits, float [N, T, vocabulary].
 
     With V = vocabulary, d = width and f = feed_forward it has V d + layers (4 d^2 + 2 d f + f + 5 d) + 2 d
-    parameters, because attention has no biases, the feed-forward net has biases, and a norm has two numbers
-    per channel.
+    parameters. This is because attention has no biases, the feed-forward net has biases, and a norm has two
+    numbers per channel.
 
     Args:
         vocabulary: number of tokens.

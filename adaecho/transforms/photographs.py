@@ -52,7 +52,7 @@ class DecodeImage:
 
     Images are rotated by their EXIF orientation, and grey and CMYK images are converted to RGB. All repeats
     of an image share the same read-only memory. ``torch.from_numpy`` ignores that it is read-only, so an
-    ``augment`` function must not write into such a tensor.
+    ``augment`` function must not write into the resulting tensor.
 
     Attributes:
         field: where an example contains the image: the key of a dict, the index of a tuple, or None if the
