@@ -232,7 +232,7 @@ class AdaScale(Optimizer):
             raise RuntimeError(
                 f"AdaScale: created with {self._settings.num_ranks} rank(s), but torch.distributed now has "
                 f"{_num_ranks()}; create it after init_process_group, Accelerator() or fabric.launch(), or "
-                "give world_size=1 if each rank trains a model of its own"
+                "give world_size=1 if each rank trains a separate model"
             )
         elif statistics.pending.finite:
             *gains, pooled = statistics.gains()

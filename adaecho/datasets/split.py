@@ -11,7 +11,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Subset:
-    """A map-style dataset of some examples of another dataset, which is not loaded into memory.
+    """A map-style dataset of chosen examples of another dataset, which may be larger than the memory.
 
     Args:
         dataset: a map-style dataset.

@@ -51,7 +51,7 @@ def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> 
     local = Path(path).expanduser()
     owner_name, configuration = "/".join(path.split("/")[:2]), "/".join(path.split("/")[2:]) or None
     if not local.exists() and ("://" in path or path.count("/") not in (1, 2)):
-        raise DataError(f"{key}={path}: there is no such file or folder, and it is no hub id (owner/name)")
+        raise DataError(f"{key}={path}: there is no such file or folder, and it is not a hub id (owner/name)")
     named = (str(local.resolve()), None) if local.exists() else (owner_name, configuration)
     try:
         # Always map the files, even if HF_DATASETS_IN_MEMORY_MAX_SIZE would load small tables into memory.

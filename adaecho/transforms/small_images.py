@@ -24,7 +24,7 @@ _TOP, _LEFT, _FLIP = range(3)
 
 @dataclass(frozen=True)
 class PadCropFlip:
-    """Pad with zeros, crop randomly to the original size, and flip half of the images left to right.
+    """Pad with zeros, crop randomly to the original size, and flip left to right half of the time.
 
     Attributes:
         padding: number of pixels added on each side; the crop's corner is uniform over (2 * padding + 1)**2
