@@ -1,6 +1,7 @@
-"""Measure the cost of the echo stage.
+"""Measure how much time the echo stage costs.
 
-It is compared with the ideal of the paper's equation 1, and with a training step that is bound by Python.
+The time with the stage is compared with the ideal time of the paper's equation 1, with steps on batches that
+are in memory, and with a training step in pure Python that holds the GIL.
 
     python -m benchmarks.echo_stage
 

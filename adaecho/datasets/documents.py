@@ -142,9 +142,7 @@ def _json_lines(file: Path, column: str) -> Iterator[Text]:
                     if isinstance(text, str):
                         text.encode()  # raises an error for unpaired surrogates, which JSON can contain
                 except (ValueError, KeyError, TypeError) as error:
-                    text = ValueError(
-                        f"is not a JSON object with {column!r} ({type(error).__name__}: {error})"
-                    )
+                    text = ValueError(f"not a JSON object with {column!r} ({type(error).__name__}: {error})")
                 if not isinstance(text, str | ValueError | None):
                     text = ValueError(f"{column!r} is of type {type(text).__name__}, not str")
                 yield text or ""

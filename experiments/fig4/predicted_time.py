@@ -1,7 +1,7 @@
 """Test whether the numbers of fresh examples and steps predict wall time.
 
 The prediction for echoing factor e is T(e) = max(fresh(e) t_upstream, steps(e) t_step), where t_upstream is
-the time to read a fresh example and t_step the time of a training step::
+the time to read a fresh example and t_step the time of a training step. To run the test:
 
     python scripts/cifar10_shards.py DATA SHARDS
     python -m experiments.fig4.predicted_time SHARDS
