@@ -2,7 +2,7 @@
 
 ``EchoLoader``, ``AdaScale`` and ``TarShards`` can be used in any training loop. The other packages reproduce
 "Faster Neural Network Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019). torch is imported only
-when one of these names is first used, because importing it takes seconds.
+when one of these names is first used, because importing it is slow.
 """
 
 from importlib import import_module

@@ -1,7 +1,6 @@
 """Measure how much time the echo stage costs.
 
-The time with the stage is compared with the ideal time of the paper's equation 1, with steps on batches that
-are in memory, and with a training step in pure Python that holds the GIL.
+There are three comparisons, which the list below describes.
 
     python -m benchmarks.echo_stage
 
