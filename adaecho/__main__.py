@@ -1,4 +1,4 @@
-"""``python -m adaecho`` runs the command ``adaecho``."""
+"""``python -m adaecho`` does the same as the command ``adaecho``."""
 
 from adaecho.run import cli
 

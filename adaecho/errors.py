@@ -1,4 +1,4 @@
-"""Errors that the user can fix, and the functions that print messages."""
+"""Errors that the user can fix, and functions that print messages."""
 
 import os
 import re
@@ -11,34 +11,40 @@ _USER, _QUERY = re.compile(r"(?<=://)[^\s/@]*@"), re.compile(r"(://[^\s?'\"]+)\?
 
 
 class UserError(Exception):
-    """An error that the user can fix. A command prints its message without a traceback and exits with 2."""
+    """An error that the user can fix.
+
+    A command prints its message without a traceback, and exits with code 2.
+    """
 
 
 class ConfigError(UserError):
-    """An invalid config value. The message names the key, the value, the reason and the remedy."""
+    """A config value is invalid. The message names the key, the value, the reason and the remedy."""
 
 
 class DataError(UserError):
-    """Data that is missing, empty, corrupt or of the wrong schema. The message names the path."""
+    """Data is missing, empty, corrupt or has the wrong schema. The message names its path."""
 
 
 class ExampleError(DataError, ValueError):
-    """One example that cannot be used. The loader skips it within ``data.max_bad_examples``."""
+    """A single example cannot be used. The loader skips up to ``data.max_bad_examples`` of them."""
 
 
 class RankError(UserError):
-    """Another rank failed, stopped answering or has different inputs. The message names the rank if known."""
+    """Another rank failed, does not answer, or has different inputs. The message names it if it is known."""
 
 
 class FolderError(UserError):
-    """A run folder that cannot be used: in use, from a different config, read-only, full or damaged."""
+    """A run folder cannot be used: it is locked, has a different config, or is read-only, full or damaged."""
 
 
 def redact_urls(value: Any) -> Any:
-    """Remove user, password and query from the urls in a text, or in every text of dicts and lists.
+    """Replace user names, passwords and queries in urls, so that no secrets are printed or recorded.
+
+    Args:
+        value: a text, or dicts and lists that contain texts.
 
     Returns:
-        The value with urls such as ``https://***@host/path?***``.
+        The same value, but with urls such as ``https://***@host/path?***``.
     """
     if isinstance(value, dict):
         return {key: redact_urls(item) for key, item in value.items()}
@@ -50,39 +56,40 @@ def redact_urls(value: Any) -> Any:
 def fail(message: object) -> NoReturn:
     """End a command with one message on standard error and exit code 2.
 
-    All ranks of a run have the same config, so only rank 0 prints a ``ConfigError``.
+    If several ranks run, only rank 0 prints a ``ConfigError``, because all ranks have the same config.
     """
     rank = os.environ.get("RANK")
     if not (isinstance(message, ConfigError) and rank not in (None, "0")):
-        prefix = "" if rank is None else f"rank {rank}: "  # torchrun mixes the output of its processes
+        # Name the rank, because torchrun mixes the output of all its processes.
+        prefix = "" if rank is None else f"rank {rank}: "
         text = with_notes(message) if isinstance(message, BaseException) else str(message)
         print(f"error: {prefix}{redact_urls(text)}", file=sys.stderr)
     sys.exit(2)
 
 
 def print_line(text: object) -> None:
-    """Print a line on standard output, without the credentials of urls."""
+    """Print a line on standard output, without the secrets in urls."""
     print(redact_urls(str(text)), flush=True)
 
 
 def warn(text: object) -> None:
-    """Print a warning on standard error, without the credentials of urls."""
+    """Print a warning on standard error, without the secrets in urls."""
     print(f"warning: {redact_urls(str(text))}", file=sys.stderr, flush=True)
 
 
 def with_notes(error: BaseException) -> str:
-    """The message of an error, followed by its notes."""
+    """Return the message of an error, followed by its notes."""
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs an optional extra. No version is released, so it names a checkout."""
+    """Return the command that installs an optional extra from a checkout, as no release is published yet."""
     return f"pip install '.[{extra}]' in the checkout of adaecho"
 
 
 @contextmanager
 def about_one_example() -> Iterator[None]:
-    """Raise a ValueError inside the block as an ``ExampleError``."""
+    """Turn a ValueError that is raised inside the block into an ``ExampleError``."""
     try:
         yield
     except ValueError as error:
@@ -90,7 +97,7 @@ def about_one_example() -> Iterator[None]:
 
 
 def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) -> str:
-    """Describe the first five names that each of two splits has alone."""
+    """Describe how the names in two splits differ, by up to five names that are only in one of them."""
     pairs = (("training", of_training, of_validation), ("validation", of_validation, of_training))
     only = {split: [name for name in mine if name not in {*others}][:5] for split, mine, others in pairs}
     parts = [f"only in {split}: {', '.join(names)}" for split, names in only.items() if names]
@@ -99,7 +106,7 @@ def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) ->
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """End a command with one message if a ``UserError`` is raised inside the block."""
+    """End the command with one message if a ``UserError`` is raised inside the block."""
     try:
         yield
     except UserError as error:

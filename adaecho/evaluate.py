@@ -1,9 +1,10 @@
 """``python -m adaecho.evaluate RUN``: measure the saved weights of a run, and compare with its records.
 
-It measures the final weights, or with ``--weights best`` those of the best evaluation, on every split that
-the run measured. Config keys may follow the folder: ``data.path=FOLDER`` for data that has moved,
-``task.validation_path=``, ``evaluate.batch_size=``, ``device=``. On the same machine and data the numbers are
-equal; a different processor, ``threads`` or batch size changes the rounding.
+The command measures the final weights on every split that the run measured, or, with ``--weights best``, the
+weights of the best evaluation on the validation split. Overrides of the run's config may follow the folder,
+for example ``data.path=FOLDER`` if the data has moved, ``task.validation_path=``, ``evaluate.batch_size=`` or
+``device=``. With the same machine and data, the results equal the records exactly. A different processor,
+number of ``threads`` or batch size changes the rounding.
 """
 
 import argparse
@@ -28,12 +29,13 @@ from adaecho.training.device import choose_device, choose_precision, measure, pl
 
 
 class Measured(NamedTuple):
-    """The metrics of one split.
+    """The metrics of the saved weights on one split.
 
     Attributes:
         split: "validation" or "test".
-        metrics: of the saved weights.
-        recorded: metrics that the run recorded for these weights; None if it did not evaluate them.
+        metrics: the metrics, as measured now.
+        recorded: the metrics that the run recorded for these weights; None if the run did not evaluate them
+            on this split.
     """
 
     split: Split
@@ -43,12 +45,12 @@ class Measured(NamedTuple):
 
 @storage_errors()
 def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final") -> list[Measured]:
-    """Measure the saved weights of a run.
+    """Measure the saved weights of a run on its splits.
 
     Args:
         path: the run's folder.
-        overrides: of its config, as ``key=value``.
-        weights: "final", or "best" for those of the best evaluation.
+        overrides: overrides of the run's config, as ``key=value``.
+        weights: "final" for the final weights, or "best" for the weights of the best evaluation.
 
     Raises:
         UserError: the folder contains no run or no such weights, its data is missing, or an override is
@@ -68,7 +70,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
     steps = load_weights(file, model)
     line = next((line for line in reversed(run.read_metrics()) if line["steps"] == steps), None)
     recorded: dict[Split, Any] = {"validation": line}
-    # No choice may depend on the test split, so it is measured with the final weights only.
+    # The test split is measured with the final weights only, because no choice may depend on it.
     if task.has_test_split and weights == "final":
         recorded["test"] = summary.get("test")
     found = []
@@ -79,7 +81,10 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
 
 
 def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, Task]:
-    """Open a run's folder; returns it with the config after overrides, and the task with its data.
+    """Open a run's folder, and build the task with its data.
+
+    Returns:
+        The folder, the run's config with the overrides, and the task.
 
     Raises:
         UserError: the folder contains no run, its data is missing or different, or an override is invalid.
@@ -103,7 +108,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, T
 
 
 def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """The config of a run with overrides and without callbacks."""
+    """Return the config of a run after overrides. It has no callbacks, because these belong to training."""
     wrong = [override for override in overrides if "=" not in override]
     if wrong:
         raise ConfigError(f"{wrong[0]}: expected key=value, such as data.path=FOLDER")
@@ -115,10 +120,11 @@ def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def load_weights(file: Path, model: nn.Module) -> int:
-    """Load saved weights; returns the step at which they were saved.
+    """Load saved weights into a model, and return the step at which they were saved.
 
     Raises:
-        DataError: they do not fit the model, for example because the data has a different number of classes.
+        DataError: the weights do not fit the model, for example because the data has a different number of
+            classes.
     """
     with safe_open(file, "pt") as opened:
         steps = int(opened.metadata()["steps"])
@@ -131,7 +137,7 @@ def load_weights(file: Path, model: nn.Module) -> int:
 
 
 def lines(found: Sequence[Measured]) -> list[str]:
-    """One line for each metric: its value, and whether the run recorded the same value."""
+    """Return a line for each metric, with its value and whether the run recorded the same value."""
     texts = []
     for split, metrics, recorded in found:
         for name, value in metrics.items():
@@ -142,19 +148,19 @@ def lines(found: Sequence[Measured]) -> list[str]:
 
 
 def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a command that takes a run's folder and overrides of its config."""
+    """Return the parser of a command that takes a run's folder and overrides of the run's config."""
     formatter = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(prog=prog, description=description, formatter_class=formatter)
     made.add_argument("run", type=Path, help="the run's folder")
-    made.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of the run's config")
+    made.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="change the run's config")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Run the command ``python -m adaecho.evaluate``."""
     command = parser("python -m adaecho.evaluate", __doc__)
     command.add_argument(
-        "--weights", choices=("final", "best"), default="final", help="which weights (final)"
+        "--weights", choices=("final", "best"), default="final", help="weights to measure (default: final)"
     )
     typed = command.parse_intermixed_args(arguments)
     with report_errors():

@@ -1,8 +1,9 @@
 """Communication between the ranks of one run.
 
-Each rank is a process that reads its share of the data; all ranks step together. Counts, signals and metrics
-travel between CPUs by gloo, so they never wait for a GPU. Gradients and statistics use the backend of the
-device. Every method is collective: all ranks call it in the same order. A single process sends nothing.
+Each rank is a process that reads its share of the data, and all ranks take each step together. Counts,
+signals and metrics are exchanged between CPUs by gloo, so that this never waits for a GPU. Gradients and
+statistics use the backend of their device. Every method is collective, that is, all ranks must call it in the
+same order. If a run has a single process, nothing is sent.
 """
 
 import os
@@ -25,10 +26,10 @@ _T = TypeVar("_T")
 
 @dataclass
 class DistributedContext:
-    """The rank of this process and the collective operations of a run.
+    """The rank of this process, and the collective operations of a run.
 
     Attributes:
-        rank: from 0.
+        rank: number of this rank, from 0.
         world_size: number of ranks.
     """
 
@@ -37,7 +38,7 @@ class DistributedContext:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, the only rank that writes records and prints."""
+        """Whether this is rank 0, which is the only rank that prints and writes records."""
         return self.rank == 0
 
     @property
@@ -46,12 +47,15 @@ class DistributedContext:
         return self.world_size == 1
 
     def share(self, number: int) -> range:
-        """This rank's share of ``range(number)``: a contiguous range; the sizes differ by at most 1."""
+        """Return this rank's share of ``range(number)``.
+
+        The shares are contiguous, and their sizes differ by at most 1.
+        """
         begin, end = (number * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return range(begin, end)
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
-        """The numbers of every rank as float64, by rank."""
+        """Return the numbers of every rank as float64, in the order of the ranks."""
         if self.is_alone:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.float64)
@@ -60,11 +64,11 @@ class DistributedContext:
         return parts.tolist()
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """The sum of each number over ranks, in float64: whole numbers are exact."""
+        """Return the sum of each number over all ranks, in float64, so that whole numbers are exact."""
         return [sum(column) for column in zip(*self.gather(numbers), strict=True)]
 
     def gather_objects(self, mine: _T) -> list[_T]:
-        """The objects of every rank, by rank, on every rank; pickled."""
+        """Return the objects of all ranks, in the order of the ranks. Objects are pickled to send them."""
         if self.is_alone:
             return [mine]
         parts: list[Any] = [None] * self.world_size
@@ -72,7 +76,7 @@ class DistributedContext:
         return parts
 
     def from_first(self, make: Callable[[], _T]) -> _T:
-        """Call ``make`` on rank 0 and return its result on every rank; pickled."""
+        """Call ``make`` on rank 0 only, and return its result on every rank. It is pickled to send it."""
         if self.is_alone:
             return make()
         content: list[Any] = [make() if self.is_first else None]
@@ -80,7 +84,7 @@ class DistributedContext:
         return content[0]  # type: ignore[no-any-return]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over ranks, equal on every rank; the tensor itself is unchanged."""
+        """Return the sum of a tensor over ranks, which is equal on every rank. The tensor is not changed."""
         if self.is_alone:
             return tensor
         total = tensor.detach().clone()
@@ -88,10 +92,14 @@ class DistributedContext:
         return total
 
     def check_same(self, facts: dict[str, str]) -> None:
-        """Check that all ranks have the same facts, by name.
+        """Check that all ranks have the same facts.
+
+        Args:
+            facts: values of this rank, by the names that the message uses.
 
         Raises:
-            RankError: on every rank; names the first rank that differs from rank 0, and the fact.
+            RankError: a fact differs. All ranks raise it; the message names the first rank that differs from
+                rank 0, and the fact.
         """
         first, *others = self.gather_objects(facts)
         for rank, theirs in enumerate(others, start=1):
@@ -107,8 +115,8 @@ SINGLE_PROCESS = DistributedContext()
 
 
 def explained(error: BaseException) -> BaseException:
-    """The error itself, or a ``RankError`` if the connection to another rank broke."""
-    # torch raises gloo's errors as plain RuntimeErrors.
+    """Return a ``RankError`` if the connection to another rank broke, otherwise the error itself."""
+    # Recognize gloo's errors by their text, because torch raises them as plain RuntimeErrors.
     if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower()):
         reason = str(error).splitlines()[0]
         return RankError(f"another rank failed, hangs or is gone; see its own message ({reason})")
@@ -117,14 +125,16 @@ def explained(error: BaseException) -> BaseException:
 
 @contextmanager
 def distributed_context(device: torch.device, timeout_s: float) -> Iterator[DistributedContext]:
-    """Join the ranks that torchrun's environment variables name; a single process without them.
+    """Join the ranks of this run, which torchrun describes by environment variables.
+
+    Without these variables, the run has a single process.
 
     Args:
-        device: of the model; its backend reduces gradients.
-        timeout_s: how long ranks wait for each other before the run fails.
+        device: the device of the model, whose backend reduces gradients.
+        timeout_s: seconds that ranks wait for each other before the run fails.
 
     Raises:
-        RankError: another rank does not connect, or its connection broke.
+        RankError: another rank does not connect, or the connection to it broke.
     """
     if launched_ranks() == 1:
         yield SINGLE_PROCESS
@@ -133,7 +143,8 @@ def distributed_context(device: torch.device, timeout_s: float) -> Iterator[Dist
     timeout = timedelta(seconds=timeout_s)
     try:
         store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-        # After a restart torchrun's store still holds the addresses of the previous processes.
+        # Use a different prefix after each restart, because torchrun's store still contains the addresses of
+        # the previous processes.
         store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         yield DistributedContext(rank, world_size)

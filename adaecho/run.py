@@ -1,6 +1,6 @@
-"""The command ``python -m adaecho.run task=... echo=...``, and ``-m`` for sweeps.
+"""The command ``python -m adaecho.run task=... echo=...``, with ``-m`` for sweeps.
 
-It imports torch only to train, so ``--cfg job`` and tab completion answer at once.
+The module imports torch only to train, so that ``--cfg job`` and tab completion answer at once.
 """
 
 import difflib
@@ -25,7 +25,7 @@ from adaecho.records.trials import Status
 from adaecho.records.wandb_mirror import exported
 
 _PACKAGE = Path(__file__).resolve().parent
-# A checkout has the configs next to the package, an installed wheel inside it.
+# The configs are next to the package in a checkout, and inside the package in an installed wheel.
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
 _CONTINUE = "the same command (without restart=true) continues the run"
 
@@ -34,9 +34,10 @@ schema.register()
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(composed: DictConfig) -> None:
-    """Run one composed config in Hydra's output folder."""
+    """Run a composed config in the folder that Hydra has created for its output."""
     try:
-        with report_errors():  # Hydra would print a line before the message
+        # Handle errors here, because Hydra would print an additional line before the message.
+        with report_errors():
             _run(composed)
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error))
@@ -85,17 +86,17 @@ def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
 
 
 def cli() -> None:
-    """Run ``main``; print one message for an error that the user can fix, and a traceback for a crash.
+    """Run ``main``, and end with a message and an exit code that tell the user what happened.
 
-    Exits with 0 if the run has an outcome (also if it diverged), 2 for an error that the user can fix, 1 for
-    a crash, and 130 if interrupted.
+    The code is 0 if the run has an outcome, even if it diverged, and 130 if it was interrupted. It is 2 after
+    an error that the user can fix, with one message, and 1 after a crash, with a traceback.
     """
-    # Hydra would replace tracebacks by abridged ones.
+    # Without this variable, Hydra would shorten tracebacks.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    # python -m finds a user's task in the current folder; the console command must find it too.
+    # Like python -m, the console command must find a user's task in the current folder.
     if not sys.flags.safe_path and not {"", os.getcwd()} & {*sys.path}:
         sys.path.insert(0, os.getcwd())
-    # argparse takes overrides after -m only if none came before it.
+    # Move -m to the front, because argparse accepts overrides after -m only if there are none before it.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
     try:
         with report_errors():
@@ -112,10 +113,12 @@ def cli() -> None:
 
 
 def explain(error: BaseException, *more_keys: str) -> str:
-    """The message of an error of Hydra or OmegaConf with its causes and the keys most like a mistyped key.
+    """Return the message of an error of Hydra or OmegaConf, with its causes.
+
+    If a key is unknown, the message suggests keys with similar names.
 
     Args:
-        error: the error that they raised.
+        error: the error.
         more_keys: keys of the command in addition to those of the schema.
     """
     lines: list[str] = []
@@ -123,7 +126,7 @@ def explain(error: BaseException, *more_keys: str) -> str:
     while cause is not None:
         if isinstance(cause, UserError):
             return str(cause)
-        # Hydra's advice to add an unknown key with + does not help: nothing reads it.
+        # Drop Hydra's advice to add an unknown key with +, because no code would read the key.
         lines += [line for line in str(cause).splitlines() if line and not line.startswith("To append")]
         cause = cause.__cause__ or cause.__context__
     if "Could not override" in lines[0]:

@@ -1,9 +1,9 @@
-"""``python -m adaecho.show RUN``: draw predictions of a run's model.
+"""``python -m adaecho.show RUN``: draw predictions of a run's model for images of the validation split.
 
-Detection shows true boxes next to predicted boxes; classification shows mistakes. The weights are the final
-ones, or those of the last checkpoint if the run has not ended. The images are the first ones of the
-validation split. The picture is ``pictures/<task>.png`` in the run's folder, or ``--out``. Config keys may
-follow the folder, as for ``adaecho.evaluate``.
+For detection, the picture shows true boxes next to predicted boxes; for classification it shows images that
+the model gets wrong. The model has the final weights, or those of the last checkpoint if the run has not
+ended. The picture is written to ``pictures/<task>.png`` in the run's folder, or to ``--out``. Overrides of
+the config may follow the folder, as for ``adaecho.evaluate``.
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ _SUFFIXES = (".png", ".jpg", ".svg", ".pdf")
 
 @storage_errors()
 def show(path: Path, overrides: Sequence[str] = (), *, number: int = 8, out: Path | None = None) -> Path:
-    """Draw predictions of a run's model; returns the file.
+    """Draw predictions of a run's model, and return the path of the picture.
 
     Args:
         path: the run's folder.
-        overrides: of its config, as ``key=value``.
+        overrides: overrides of the run's config, as ``key=value``.
         number: maximum number of images.
-        out: the file; its suffix (png, jpg, svg, pdf) decides the format.
+        out: the file to write; its suffix (png, jpg, svg, pdf) determines the format.
 
     Raises:
         UserError: the folder contains no run or no weights, its data is missing, its task has no pictures,
             the model makes no mistake, or the file cannot be written.
     """
-    from adaecho.figures.image_grid import grid  # needs the extra figures
+    from adaecho.figures.image_grid import grid  # imported here, because it needs the extra "figures"
 
     run, config, task = open_run(path, overrides)
     if task.pictures is None:
@@ -57,7 +57,7 @@ def show(path: Path, overrides: Sequence[str] = (), *, number: int = 8, out: Pat
 
 
 def _trained(run: RunFolder, model: nn.Module) -> nn.Module:
-    """The model with the weights that the run evaluated last."""
+    """Load the weights that the run evaluated last into the model, and return the model."""
     weights = run.path / "model" / "final.safetensors"
     summary = run.read_summary() or {}
     if weights.is_file() and summary.get("status") in (Status.REACHED, Status.BUDGET_SPENT):
@@ -75,10 +75,10 @@ def _trained(run: RunFolder, model: nn.Module) -> nn.Module:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Run the command ``python -m adaecho.show``."""
     command = parser("python -m adaecho.show", __doc__)
-    command.add_argument("--number", type=int, default=8, help="maximum number of images (8)")
-    command.add_argument("--out", type=Path, help="the file: .png, .jpg, .svg or .pdf")
+    command.add_argument("--number", type=int, default=8, help="maximum number of images (default: 8)")
+    command.add_argument("--out", type=Path, help="the file to write: .png, .jpg, .svg or .pdf")
     typed = command.parse_intermixed_args(arguments)
     if typed.out is not None and typed.out.suffix not in _SUFFIXES:
         command.error(f"--out {typed.out}: must end in {', '.join(_SUFFIXES)}")

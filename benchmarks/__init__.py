@@ -1,1 +1,1 @@
-"""Measurements of speed, each with a committed record; run as modules from the checkout."""
+"""Measurements of speed. Each has a committed record, and runs as a module from the checkout."""

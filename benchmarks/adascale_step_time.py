@@ -1,9 +1,10 @@
-"""Step time of AdaScale, and of FairScale's if it is installed, over plain SGD with the same accumulation.
+"""Compare the step time of AdaScale, and of FairScale's AdaScale if installed, with that of plain SGD.
 
-Every round takes one step with each optimizer, each with a separate model, in rotating order. A ratio is to
-the plain step of the same round. On a CPU the unit is CPU seconds of one thread, which a busy machine changes
-least. On a GPU the steps run with fused SGD and the learning rate on the device, by wall time. The images are
-synthetic.
+All of them accumulate the same number of gradients. Every round takes one step with each optimizer, in
+rotating order, and each optimizer has a separate model. A ratio compares a step with the plain step of the
+same round. On a CPU, the unit is CPU seconds of one thread, because a busy machine changes these least. On a
+GPU, the steps use fused SGD with the learning rate on the device, and are measured by wall time. The images
+are synthetic.
 
 Run: python -m benchmarks.adascale_step_time
 """
@@ -28,7 +29,8 @@ with contextlib.suppress(ImportError), warnings.catch_warnings():
     from fairscale.optim import AdaScale as FairScaleAdaScale
 
 ACCUMULATE = 2
-# name: model, images per micro-batch, their size, classes, rounds (the first is not counted)
+# For each model: a function that builds it, the images per micro-batch, their size, the number of classes,
+# and the number of rounds, the first of which is not counted.
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
     "ResNet-32, CIFAR-10": (lambda: cifar_resnet(), 64, 32, 10, 61),
     "ResNet-50, 192 pixels": (resnet50, 8, 192, 1000, 21),
@@ -36,7 +38,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
 
 
 def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
-    """Ways to wrap SGD, the plain one first."""
+    """Return the ways to wrap SGD, with plain SGD first."""
     ways: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         "SGD": lambda sgd: sgd,
         "AdaScale": lambda sgd: AdaScale(sgd, num_gradients_to_accumulate=ACCUMULATE),
@@ -47,7 +49,7 @@ def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
 
 
 def step_s(model: nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Seconds of one step of ``ACCUMULATE`` backward passes: of the CPU, or by the clock on a GPU."""
+    """Measure one step of ``ACCUMULATE`` backward passes: CPU seconds, or wall seconds on a GPU."""
     begin = _now(images.device)
     optimizer.zero_grad()
     for _ in range(ACCUMULATE):
@@ -64,7 +66,7 @@ def _now(device: torch.device) -> float:
 
 
 def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
-    """One row per optimizer."""
+    """Return one row per optimizer."""
     build, batch_size, size, classes, rounds = MODELS[name]
     images = torch.randn(batch_size, 3, size, size, device=device)
     labels = torch.randint(classes, (batch_size,), device=device)
@@ -85,7 +87,7 @@ def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
 
 
 def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> dict[str, Any]:
-    """Median step time and ratio, the ratio with its quartiles over rounds."""
+    """Return the median step time, and the median ratio with its quartiles over rounds."""
     ratios = [one / other for one, other in zip(seconds, plain, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return {

@@ -1,9 +1,9 @@
-"""Map-style datasets with and without ``thread_safe = True``: EchoLoader against DataLoader, in turns.
+"""Compare EchoLoader with DataLoader on map-style datasets with and without ``thread_safe = True``.
 
-Undeclared datasets are read by two forked processes, declared ones by two threads. Three datasets: records
-of a file that each process opens at its first read, JPEG photographs decoded in ``__getitem__``, and a store
-that answers after 5 ms. The record counts wrong examples: the file is not thread-safe, so its declared row
-shows the result of a false declaration.
+The sides take turns. Undeclared datasets are read by two forked processes, and declared ones by two threads.
+There are three datasets: the records of a file that each process opens at its first read, JPEG photographs
+that are decoded in ``__getitem__``, and a store that answers after 5 ms. The record counts wrong examples.
+The file is not thread-safe, so its declared row shows what a false declaration does.
 
     python -m benchmarks.dataset_in_threads
 """
@@ -29,7 +29,7 @@ RECORD_BYTES, WORKERS, BATCH = 4096, 2, 32
 
 
 class LazyFile:
-    """Records of a file that is opened at the first read."""
+    """Read records of a file that is opened at the first read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, None
@@ -41,7 +41,7 @@ class LazyFile:
 
 
 class Photographs:
-    """One JPEG, decoded at each read."""
+    """Decode the same JPEG at each read."""
 
     def __init__(self) -> None:
         pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
@@ -59,7 +59,7 @@ def slow_store(row: int) -> Any:
 
 
 class Read(Dataset[Any]):
-    """Rows and the examples that a function reads."""
+    """A dataset whose examples are read by a function."""
 
     def __init__(self, read: Any, length: int, *, declared: bool) -> None:
         self.read, self.length, self.thread_safe = read, length, declared
@@ -72,7 +72,7 @@ class Read(Dataset[Any]):
 
 
 def measure(way: str, read: Any, length: int) -> tuple[float, int]:
-    """Examples per second after four batches, and the number of wrong examples."""
+    """Return the examples per second, measured after four batches, and the number of wrong examples."""
     dataset = Read(read, length, declared=way == "declared")
     loader: Any = (
         DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS)

@@ -1,18 +1,20 @@
-"""Photographs: EchoLoader against DataLoader, tf.data, SPDL and Grain, in turns, on all cores.
+"""Compare EchoLoader with DataLoader, tf.data, SPDL and Grain on photographs, on all cores.
 
-JPEGs lie encoded in memory. Every side returns uint8 batches of 64 after random resized crop to 224,
-horizontal flip and jitter of brightness, contrast and saturation by 0.4. A ratio is a median over rounds, of
-examples per second and per CPU second. It is per training example, so echoing counts.
+The sides take turns. The JPEGs are encoded in memory. Every side returns uint8 batches of 64 after a random
+resized crop to 224 pixels, a horizontal flip, and a jitter of brightness, contrast and saturation by 0.4. A
+ratio is a median over rounds, of training examples per second and per CPU second, so repeats count.
 
-* DataLoader and Grain (2 worker processes, Pillow), SPDL (2 threads, FFmpeg): antialiased resizing.
-* tf.data: decodes only the crop, linear resizing.
-* EchoLoader, declared: the dataset has ``thread_safe = True``, and 2 threads read it.
-* EchoLoader, undeclared: the same dataset without the declaration, in 2 worker processes.
+* DataLoader and Grain use 2 worker processes and Pillow, and SPDL uses 2 threads and FFmpeg. They resize with
+  antialiasing.
+* tf.data decodes only the crop, and interpolates linearly.
+* EchoLoader, declared: the dataset has ``thread_safe = True``, so 2 threads read it.
+* EchoLoader, undeclared: the same dataset without this declaration is read by 2 worker processes.
 
-EchoLoader decodes only the crop, its default, or the whole image.
+EchoLoader decodes either only the crop, which is its default, or the whole image.
 
     pip install -e '.[regions]'
-    # Optional; a missing side is left out. Another environment: --peers-python path/to/python
+    # These are optional; a missing side is left out. If they are in a different environment, give
+    # --peers-python path/to/python
     pip install tensorflow-cpu grain pillow spdl  # and FFmpeg's libraries
     python -m benchmarks.echo_jpeg [folder of JPEGs, default: synthetic images]
 """
@@ -39,7 +41,7 @@ PEERS = {"tf.data": "tf_data jpegs", "SPDL": "spdl_jpegs", "Grain": "grain_jpegs
 
 
 class Case(NamedTuple):
-    """One side of EchoLoader."""
+    """A configuration of EchoLoader that is measured."""
 
     echo: str
     factor: int
@@ -65,7 +67,7 @@ CASES = [
 
 
 class Encoded(torch.utils.data.Dataset[Any]):
-    """Encoded photographs; with a transform, decoded as in torchvision's examples."""
+    """Encoded photographs. If a transform is given, they are decoded as in torchvision's examples."""
 
     def __init__(self, encoded: list[bytes], transform: Any = None, *, declared: bool = False) -> None:
         self._encoded, self._transform, self.thread_safe = encoded, transform, declared
@@ -85,7 +87,7 @@ def echo_loader(encoded: list[bytes], case: Case) -> Batches:
     augment = RandomResizedCrop(
         SIZE, SCALE, RATIO, brightness=JITTER, contrast=JITTER, saturation=JITTER, antialias=case.antialias
     )
-    # A bound method cannot know the crop of the augment.
+    # If decode is a bound method, it decodes the whole image, because the loader finds no for_augment on it.
     decode = DecodeImage() if case.crop_only else DecodeImage().__call__
     loader = EchoLoader(
         Encoded(encoded, declared=case.declared), sides.JPEGS.batch_size, echo=case.echo, factor=case.factor,
@@ -109,9 +111,9 @@ def data_loader(encoded: list[bytes]) -> Batches:
 
 
 def measure(folder: Path, rounds: int, seconds: float, peers_python: str) -> list[dict[str, Any]]:
-    """One row for each case."""
+    """Return one row for each case."""
     encoded = sides.read_jpegs(folder)
-    # Fork worker processes before other libraries start threads.
+    # Fork worker processes first, before other libraries start threads.
     running: dict[Any, Batches] = {"DataLoader": data_loader(encoded)}
     cases = sorted({case for case, _ in CASES}, key=lambda case: case.declared)
     running |= {case: echo_loader(encoded, case) for case in cases}
@@ -146,7 +148,7 @@ def _row(case: Case, name: str, found: dict[Any, list[Rates]], peer: sides.Peer 
 def main() -> None:
     parser = record.options(__doc__, rounds=5, seconds=2.0)
     parser.add_argument("folder", type=Path, nargs="?", help="folder of JPEGs")
-    parser.add_argument("--peers-python", default=sys.executable, help="a Python that has the peers")
+    parser.add_argument("--peers-python", default=sys.executable, help="Python that has the peers")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not regions.available():

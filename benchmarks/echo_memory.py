@@ -1,9 +1,10 @@
-"""Memory of a shuffle buffer of 10^6 token examples of 128 int32, over its raw bytes, and its growth.
+"""Measure the memory of a shuffle buffer of 10^6 token examples, relative to their raw bytes, and its growth.
+
+An example is 128 int32 numbers. The echo variant is example_after_augmentation, whose buffer contains
+augmented copies. The growth is that of the process's resident memory after the buffer has reached
+equilibrium.
 
     python -m benchmarks.echo_memory
-
-The variant is example_after_augmentation, whose buffer holds augmented copies. The growth is that of the
-resident set after the buffer has reached equilibrium.
 """
 
 import argparse
@@ -19,7 +20,7 @@ LENGTH, BATCH_SIZE = 128, 128
 
 
 class Copy:
-    """The cheapest vectorised augmentation."""
+    """The cheapest possible vectorized augmentation."""
 
     def block(self, fields: dict[str, Any], keys: Any) -> dict[str, Any]:  # noqa: ARG002
         return fields
@@ -39,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for factor in (1, 2):
-        # The source takes no memory: all rows are one row.
+        # The source needs almost no memory, because all its rows are views of the same row.
         source = {"tokens": np.broadcast_to(np.zeros(LENGTH, np.int32), (2_000_000, LENGTH))}
         before = resident_bytes()
         loader = EchoLoader(
@@ -47,7 +48,8 @@ def main() -> None:
             shuffle_buffer=arguments.buffer, order="stored",
         )  # fmt: skip
         batches = iter(loader)
-        # The number of distinct examples settles exponentially, and its time constant is the buffer's length.
+        # The number of distinct examples approaches its equilibrium exponentially, with a time constant of
+        # one buffer length.
         for _ in range(8 * arguments.buffer // BATCH_SIZE):
             next(batches)
         settled = resident_bytes()

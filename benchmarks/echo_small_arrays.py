@@ -1,19 +1,20 @@
-"""CIFAR-sized arrays: examples per second of EchoLoader against DataLoader and tf.data, in turns.
+"""Compare EchoLoader with DataLoader and tf.data on CIFAR-sized arrays, in examples per second.
 
-Every side returns uint8 batches of 128 after zero padding, random crop and flip. A ratio is a median over
-rounds. Measure on an idle machine: other work slows the sides that use all cores more.
+The sides take turns. Every side returns uint8 batches of 128 after zero padding, random crop and flip. A
+ratio is a median over rounds. Measure on an idle machine, because other work slows the sides that use all
+cores more than the others.
 
-* EchoLoader: one background thread.
-* DataLoader: 2 workers, torchvision v2 on tensors, which is faster than on PIL images.
-* by hand: index arithmetic on whole batches in the loop's thread, without a state.
-* tf.data: the paper's snippet for the echo (section 2).
+* EchoLoader uses one background thread.
+* DataLoader uses 2 workers, with torchvision v2 on tensors, which is faster than on PIL images.
+* "by hand" uses index arithmetic on whole batches in the loop's own thread, and has no state to resume from.
+* tf.data echoes by the paper's snippet (section 2).
 
-At e = 2 batch echo makes half of its batches, so its rate is at most twice the rate without echo. tf.data
-reaches that limit: its repeats are read-only arrays of the same memory. A repeat of EchoLoader is a copy,
-since the training loop may change it. The record has the time of such a copy, and the row "batch, copies
-free" has twice the rate without echo.
+At e = 2, batch echo prepares only half of its batches, so its rate is at most twice the rate without echo.
+tf.data reaches this limit, because its repeats are read-only arrays that share their memory. A repeat of
+EchoLoader is a copy, because the training loop may change it. The record has the time of such a copy, and the
+row "batch, copies free" has twice the rate without echo.
 
-    pip install tensorflow-cpu    # optional; another environment: --peers-python path/to/python
+    pip install tensorflow-cpu    # optional; in a different environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays
 """
 
@@ -43,7 +44,7 @@ VARIANTS = {
 
 
 class Transformed(torch.utils.data.Dataset[Any]):
-    """Images under torchvision's transforms."""
+    """Images with torchvision's transforms applied."""
 
     def __init__(self, source: dict[str, Any]) -> None:
         from torchvision.transforms import v2
@@ -92,7 +93,7 @@ def echo_loader(source: dict[str, Any], echo: str) -> Batches:
 
 
 def copy_us(source: dict[str, Any]) -> float:
-    """CPU microseconds to copy a batch of images that no cache holds, to memory in use before."""
+    """Return the CPU microseconds to copy a batch that is in no cache, into memory that was in use before."""
     batches = source["image"][: 128 * BATCH_SIZE].reshape(128, BATCH_SIZE, -1)
     into, spent = np.zeros_like(batches), []
     for batch, copy in zip(batches, into, strict=True):
@@ -103,7 +104,7 @@ def copy_us(source: dict[str, Any]) -> float:
 
 
 def row(echo: str, ours: list[float], peers: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians over the rounds."""
+    """Return the medians over the rounds as one row."""
     found: dict[str, Any] = {"echo": echo, "factor": VARIANTS[echo.partition(",")[0]]}
     found["examples_per_s"] = statistics.median(ours)
     for peer, theirs in peers.items():
@@ -114,12 +115,12 @@ def row(echo: str, ours: list[float], peers: dict[str, list[float]]) -> dict[str
 
 def main() -> None:
     parser = record.options(__doc__, rounds=10, seconds=0.5)
-    parser.add_argument("--peers-python", default=sys.executable, help="a Python that has tensorflow-cpu")
+    parser.add_argument("--peers-python", default=sys.executable, help="Python that has tensorflow-cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     source = sides.images(50_000)
-    # Fork the workers of DataLoader before other libraries start threads.
+    # Fork the workers of DataLoader first, before other libraries start threads.
     running = {"DataLoader": data_loader(source)}
     next(running["DataLoader"])
     running |= {"by hand": by_hand(source)} | {echo: echo_loader(source, echo) for echo in VARIANTS}

@@ -1,13 +1,16 @@
-"""Cost of the echo stage: against the ideal of the paper's equation 1, and for a Python-bound training step.
+"""Measure how much time the echo stage costs.
+
+There are three comparisons, which the list below describes.
 
     python -m benchmarks.echo_stage
 
-* throttled: storage delivers a batch every t_upstream at most, so that R = 6; e = 5. The ratio is wall time
-  per fresh batch over the ideal max(t_upstream, 5 t_downstream).
-* free: upstream at full speed, e = 2, over the same steps on batches in memory.
-* python_bound: a 10 ms step in pure Python while the loader's thread works, over the step alone.
+* throttled: the storage delivers at most one batch per t_upstream, so that R = 6, and the echoing factor e is
+  5. The ratio is the wall time per fresh batch divided by the ideal, max(t_upstream, 5 t_downstream).
+* free: the upstream runs at full speed, with e = 2. The ratio is to the same steps on batches in memory.
+* python_bound: a step takes 10 ms of pure Python, while the loader's thread works too. The ratio is to the
+  step alone.
 
-The sides alternate; a ratio is the median over turns.
+The two sides alternate, and a ratio is the median over turns.
 """
 
 import itertools
@@ -35,14 +38,15 @@ def step_in_python(iterations: int) -> float:
 
 
 def throttled(echo: str, rounds: int) -> dict[str, Any]:
-    """R = 6, e = 5: t_upstream 60 ms per batch, t_downstream 10 ms per step."""
+    """Measure with R = 6 and e = 5: t_upstream is 60 ms per batch, and t_downstream is 10 ms per step."""
     upstream_s, downstream_s, factor, fresh_batches = 0.060, 0.010, 5, 20
     images = np.zeros((BATCH_SIZE, 32, 32, 3), np.uint8)
 
     def source() -> Iterator[dict[str, Any]]:
         due = time.perf_counter()
         while True:
-            # The next delivery is under way while the loader works on this one, as in a network's buffers.
+            # The next batch is delivered while the loader works on this one, as if it arrived in a network
+            # buffer.
             due = max(due + upstream_s, time.perf_counter())
             time.sleep(max(due - time.perf_counter(), 0))
             for image in images:
@@ -53,7 +57,7 @@ def throttled(echo: str, rounds: int) -> dict[str, Any]:
         with EchoLoader(source, BATCH_SIZE, echo=echo, factor=factor, num_workers=1) as loader:
             batches = iter(loader)
             next(batches)
-            # Use up what the loader read ahead at the start, 10 ms with each fresh batch.
+            # Consume what the loader read ahead at the start, 10 ms with each fresh batch.
             _train(loader, batches, 30, downstream_s)
             spent = _timed(partial(_train, loader, batches, fresh_batches, downstream_s), 1)
         ratios.append(spent / fresh_batches / max(upstream_s, factor * downstream_s))
@@ -64,11 +68,11 @@ def _train(loader: EchoLoader, batches: Iterator[Any], fresh_batches: int, step_
     end = loader.fresh_examples + fresh_batches * BATCH_SIZE
     while loader.fresh_examples < end:
         next(batches)
-        time.sleep(step_s)  # a step on an accelerator
+        time.sleep(step_s)  # stands for a step on an accelerator
 
 
 def free(step_ms: int, rounds: int) -> dict[str, Any]:
-    """Return the cost of e = 2 at full upstream speed; the step is matrix products."""
+    """Measure the cost of e = 2 with an upstream at full speed. The training step is a matrix product."""
     matrix = torch.ones(256, 256)
     products = _repeats(lambda number: [matrix @ matrix for _ in range(number)], step_ms)
     resident = itertools.cycle(
@@ -87,7 +91,7 @@ def free(step_ms: int, rounds: int) -> dict[str, Any]:
 
 
 def python_bound(rounds: int) -> dict[str, Any]:
-    """Return the cost of a loader for a 10 ms step in pure Python."""
+    """Measure the cost of a loader for a training step of 10 ms in pure Python."""
     iterations = _repeats(step_in_python, 10)
 
     def step(batches: Iterator[Any]) -> None:
@@ -101,7 +105,7 @@ def python_bound(rounds: int) -> dict[str, Any]:
 
 
 def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
-    """Number of repeats of ``call`` that fill the time."""
+    """Return how often ``call`` must be repeated to take this time."""
     number, spent = 1, 0.0
     while spent < milliseconds / 1000:
         number *= 2
@@ -110,9 +114,10 @@ def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
 
 
 def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
-    """Median over pairs of short turns of 50 steps: other work on the machine slows both of a pair.
+    """Return the median ratio over pairs of short turns of 50 steps.
 
-    Between its turns the loader's queues are full and its threads wait.
+    The turns are short, so that other work on the machine slows both turns of a pair. Between its turns, the
+    loader's queues are full and its threads wait.
     """
     _timed(with_loader, 50)
     return statistics.median(_timed(with_loader, 50) / _timed(without, 50) for _ in range(pairs))

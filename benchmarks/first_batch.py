@@ -1,9 +1,10 @@
-"""Seconds from the construction of a loader to its first batch: EchoLoader and DataLoader, in turns.
+"""Measure the seconds from the construction of a loader to its first batch, for EchoLoader and DataLoader.
 
-Small images: 50,000 arrays of 32x32 in memory, batches of 128. Photographs: JPEGs of 500x375 in memory,
-batches of 64 after random resized crop to 224 and flip. DataLoader shuffles by a permutation, as EchoLoader
-does with ``shuffle_buffer=0``. The third side fills a buffer first: 10,000 small images, the paper's size, or
-256 photographs.
+The loaders take turns. Small images are 50,000 arrays of 32x32 pixels in memory, in batches of 128.
+Photographs are JPEGs of 500x375 pixels in memory, in batches of 64, after a random resized crop to 224 pixels
+and a flip. DataLoader shuffles by a permutation, and so does EchoLoader with ``shuffle_buffer=0``. A third
+side is an EchoLoader that first fills a buffer: of 10,000 small images, as in the paper, or of 256
+photographs.
 
     python -m benchmarks.first_batch
 """
@@ -34,7 +35,7 @@ Make = Callable[[], Any]
 
 
 def small_sides(workers: int) -> dict[str, Make]:
-    """Constructors of the loaders of small images."""
+    """Return functions that construct the loaders of small images."""
     source = sides.images(50_000)
     transformed = Transformed(source)
     augment = PadCropFlip(PADDING, flip=True)
@@ -43,7 +44,7 @@ def small_sides(workers: int) -> dict[str, Make]:
 
 
 def photograph_sides(encoded: list[bytes], workers: int) -> dict[str, Make]:
-    """Constructors of the loaders of photographs."""
+    """Return functions that construct the loaders of photographs."""
     from torchvision.transforms import v2
 
     crop = v2.RandomResizedCrop(SIZE, SCALE, RATIO)
@@ -65,7 +66,7 @@ def _sides(dataset: Any, batch: int, workers: int, echo_loader: Any, buffer: int
 
 
 def first_batch_s(make: Make) -> float:
-    """Seconds of the construction and the first batch, without the end of the workers."""
+    """Measure the seconds to construct a loader and get its first batch, without ending its workers."""
     begin = time.perf_counter()
     loader = make()
     batches = iter(loader)
@@ -78,7 +79,7 @@ def first_batch_s(make: Make) -> float:
 
 
 def measure(kind: str, made: dict[str, Make], workers: int, rounds: int) -> dict[str, Any]:
-    """One row; the first round, which pays for imports, is not counted."""
+    """Return one row of the record. The first round is not counted, because it includes imports."""
     turns = {name: partial(first_batch_s, make) for name, make in made.items()}
     seconds = {name: found[1:] for name, found in sides.take_turns(turns, rounds + 1).items()}
     return {

@@ -1,7 +1,8 @@
-"""Ghost batch norm against plain batch norm and a loop over slices: forward and backward of one layer.
+"""Compare ghost batch norm with plain batch norm and with a loop over slices, forward and backward.
+
+The variants of the layer alternate, and ratios are of medians.
 
 Run: python -m benchmarks.ghost_batch_norm [threads]
-The variants alternate; ratios are of medians.
 """
 
 import statistics
@@ -16,7 +17,8 @@ from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from benchmarks import record
 from benchmarks.peers import sides
 
-# Batch, channels, side: CIFAR's first stage, ImageNet's stages 1 and 3 of ResNet-50.
+# Batch size, channels and side of the first stage of a CIFAR net, and of stages 1 and 3 of ResNet-50 on
+# ImageNet.
 SHAPES = ((128, 64, 32), (64, 256, 56), (64, 1024, 14))
 GHOST_SIZE = 32
 ROUNDS = 41
@@ -24,14 +26,14 @@ LAYOUTS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last
 
 
 class Loop(nn.BatchNorm2d):
-    """The common implementation: batch norm on one chunk of the batch after another."""
+    """The common implementation of ghost batch norm: batch norm on one chunk of the batch after another."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([super(Loop, self).forward(part) for part in x.chunk(len(x) // GHOST_SIZE)])
 
 
 def step_s(norm: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> float:
-    """Seconds of forward and backward of one layer."""
+    """Measure the seconds of forward and backward of one layer."""
     begin = time.perf_counter()
     x.grad = None
     norm(x).backward(gradient)

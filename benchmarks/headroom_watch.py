@@ -1,9 +1,10 @@
-"""``headroom.watch``: its cost in a loop, and the error of R around loaders of known pace.
+"""Measure the cost of ``headroom.watch`` in a loop, and the error of its R for loaders of known speed.
 
-Cost: loops of steps that are busy for 5 ms, with and without ``watch``, in turns; and the time of ``watch``
-per batch around empty steps. R: a loader sleeps 5, 20 or 60 ms per batch, in the loop's thread or in a worker
-process; a step sleeps 20 ms. The reference is an epoch without steps, over the steps of the loop. Numbers are
-medians over rounds.
+To measure the cost, loops of steps that are busy for 5 ms run in turns with and without ``watch``. In
+addition, the time of ``watch`` per batch is measured with empty steps. To measure the error of R, a loader
+sleeps 5, 20 or 60 ms per batch, in the loop's own thread or in a worker process, and a step sleeps 20 ms. The
+reference is the time per batch of an epoch without steps, divided by the step time in the loop. All numbers
+are medians over rounds.
 
     python -m benchmarks.headroom_watch
 """
@@ -23,7 +24,7 @@ PACES = {"fast": 0.005, "balanced": 0.02, "slow": 0.06}
 
 
 class Paced(torch.utils.data.IterableDataset[int]):
-    """Batches at a fixed pace."""
+    """A dataset of batches that arrive at a fixed pace."""
 
     def __init__(self, batch_s: float, number: int) -> None:
         self.batch_s, self.number = batch_s, number
@@ -44,7 +45,7 @@ def _loop_s(batches: Iterable[Any], step_s: float) -> float:
 
 
 def overhead(steps: int, rounds: int) -> dict[str, Any]:
-    """One row: loops of busy steps and of empty steps, in turns."""
+    """Return one row with the cost: loops of busy steps and of empty steps, in turns."""
     ratios, own = [], []
     for _ in range(rounds):
         plain = _loop_s(range(steps), STEP_S)
@@ -61,7 +62,10 @@ def overhead(steps: int, rounds: int) -> dict[str, Any]:
 
 
 def _alone_s(loader: Iterable[int], steps: int) -> float:
-    """Seconds per batch of an epoch without steps, after the first batch, which starts the workers."""
+    """Return the seconds per batch of an epoch without steps.
+
+    The first batch is not counted, because it waits until the workers have started.
+    """
     batches = iter(loader)
     next(batches)
     begin = time.perf_counter()
@@ -70,7 +74,7 @@ def _alone_s(loader: Iterable[int], steps: int) -> float:
 
 
 def ratio(pace: str, workers: int, steps: int, rounds: int) -> dict[str, Any]:
-    """One row: R as measured, and its ratio to the reference."""
+    """Return one row with the measured R, and its ratio to the reference."""
     found, over_paced = [], []
     for _ in range(rounds):
         loader: Any = Paced(PACES[pace], steps)
@@ -96,14 +100,14 @@ def ratio(pace: str, workers: int, steps: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = record.options(__doc__, rounds=7)
-    parser.add_argument("--steps", type=int, default=200, help="of a loop (%(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="steps of a loop (%(default)s)")
     arguments = parser.parse_args()
     costs = [overhead(arguments.steps, arguments.rounds)]
     ratios = [
         ratio(pace, workers, arguments.steps // 4, arguments.rounds)
         for workers in (0, 1)
         for pace in PACES
-        if not (workers and pace == "fast")  # R is a bound if the loop never waits for workers
+        if not (workers and pace == "fast")  # R is only a bound if the loop never waits for workers
     ]
     record.write("headroom_watch", costs, ratios=ratios)
 

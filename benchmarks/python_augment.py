@@ -1,9 +1,10 @@
-"""An augmentation in plain Python, which holds the GIL: EchoLoader against DataLoader, in turns.
+"""Compare EchoLoader with DataLoader for an augmentation in plain Python, which holds the GIL.
 
-Three kinds of examples: a dict of eight numbers, small images (32x32) and large images (224x224). The
-augmentation takes 100 microseconds of Python per example. Batches of 64, two workers. Undeclared code works
-in forked processes, declared code (``thread_safe = True``) in threads. With e = 2 the loader augments each
-example twice; the DataLoader reads it again.
+The sides take turns. There are three kinds of examples: a dict of eight numbers, small images (32x32) and
+large images (224x224). The augmentation takes 100 microseconds of Python per example. Batches have 64
+examples, and there are two workers. Undeclared code runs in forked processes, and declared code
+(``thread_safe = True``) in threads. With e = 2, EchoLoader augments each example twice without reading it
+again, while DataLoader reads it again.
 
     python -m benchmarks.python_augment
 """
@@ -46,7 +47,7 @@ LOOPS = _loops()
 
 
 def augment(example: Any, rng: Any) -> Any:
-    """Shift numbers, or flip an image."""
+    """Shift the numbers of an example, or flip its image."""
     shift = busy(LOOPS) * 0 + rng.random()
     if isinstance(example, dict):
         return {name: value + np.float32(shift) for name, value in example.items()}
@@ -54,7 +55,7 @@ def augment(example: Any, rng: Any) -> Any:
 
 
 class Declared:
-    """The same augmentation for threads."""
+    """The same augmentation, declared to be safe in threads."""
 
     thread_safe = True
 
@@ -63,7 +64,7 @@ class Declared:
 
 
 class InMemory(Dataset[Any]):
-    """Arrays as a map-style dataset."""
+    """Arrays in memory as a map-style dataset."""
 
     def __init__(self, kind: str, *, augmented: bool = False, declared: bool = False) -> None:
         rng, self.augmented, self.thread_safe = np.random.default_rng(0), augmented, declared
@@ -99,13 +100,13 @@ def echo_loader(kind: str, *, declared: bool = False, **echo: Any) -> EchoLoader
 
 
 def measure(kind: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """One row for each side of EchoLoader."""
+    """Return one row for each configuration of EchoLoader."""
     loaders = {
         "undeclared": echo_loader(kind), "undeclared, e=2": echo_loader(kind, **E2),
         "declared": echo_loader(kind, declared=True), "declared, e=2": echo_loader(kind, declared=True, **E2),
     }  # fmt: skip
     running = {"DataLoader": data_loader(kind)} | {way: iter(loader) for way, loader in loaders.items()}
-    for batches in running.values():  # fork before the threads start
+    for batches in running.values():  # start all sides, so that processes are forked before threads start
         next(batches)
     turns: dict[str, Callable[[], sides.Rates]] = {
         way: partial(sides.rates, batches, seconds, KIND) for way, batches in running.items()

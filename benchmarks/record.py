@@ -1,4 +1,4 @@
-"""The JSON record of a benchmark: measurements, machine, date and command."""
+"""Write the JSON record of a benchmark: measurements, machine, date and command."""
 
 import argparse
 import json
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-# The average over five minutes, before the benchmark adds to it: other work on the machine.
+# The load average over the last five minutes, read before the benchmark adds to it. It shows whether other
+# work ran on the machine.
 _LOAD = os.getloadavg()[1] if hasattr(os, "getloadavg") else None
 
 
 def _without_folders(argument: str) -> str:
-    """Shorten an absolute path to its last part; other machines have other folders."""
+    """Shorten an absolute path to its last part, because other machines have other folders."""
     return f"path/to/{Path(argument).name}" if Path(argument).is_absolute() else argument
 
 
@@ -37,7 +38,10 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Return the commit, and whether tracked files other than records differ from it; None without git."""
+    """Return the current commit, and whether tracked files other than records differ from it.
+
+    The result is None without git.
+    """
     git = ["git", "--no-optional-locks", "-C", str(FOLDER.parent)]
     status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/*.json"]
     try:
@@ -51,21 +55,21 @@ def _git() -> dict[str, Any] | None:
 
 
 def gpu() -> str | None:
-    """Return the name of the first GPU."""
+    """Return the name of the first GPU, or None if there is no GPU."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-_GIT = _git()  # at import, since the checkout may change during a long benchmark
+_GIT = _git()  # read it at import, because the checkout may change during a long benchmark
 
 
 def options(doc: str | None, *, rounds: int, seconds: float | None = None) -> argparse.ArgumentParser:
-    """Return a parser of ``--rounds`` and, where a default is given, ``--seconds``."""
+    """Return a parser with the option ``--rounds`` and, if it has a default, ``--seconds``."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side (%(default)s)")
     if seconds is not None:
-        parser.add_argument("--seconds", type=float, default=seconds, help="of a turn (%(default)s)")
+        parser.add_argument("--seconds", type=float, default=seconds, help="duration of a turn (%(default)s)")
     return parser
 
 
@@ -78,14 +82,14 @@ def write(
     gpu: str | None = None,
     **more: Any,
 ) -> None:
-    """Print the rows and write ``benchmarks/<name>.json``, on a GPU ``benchmarks/gpu/<name>.json``.
+    """Print the rows, and write ``benchmarks/<name>.json``, or ``benchmarks/gpu/<name>.json`` for a GPU.
 
     Args:
-        name: the benchmark's file name without ending.
-        rows: the measurements; durations in seconds or as ratios, units in the keys.
-        packages: distributions whose versions matter, peers included.
-        path: the record's file, if an experiment reads it.
-        gpu: name of the GPU that ran the benchmark.
+        name: file name of the benchmark without its ending.
+        rows: the measurements; durations are in seconds or ratios, and keys name the units.
+        packages: distributions whose versions matter, including those of the peers.
+        path: file of the record, if an experiment reads it.
+        gpu: name of the GPU on which the benchmark ran.
         more: further fields of the record; lists of rows are printed.
     """
     for table in (rows, *(value for value in more.values() if isinstance(value, list))):
@@ -109,7 +113,7 @@ def write(
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a table; numbers have four digits."""
+    """Print rows as a table, with four digits of each number."""
     keys = list(rows[0])
     cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
     widths = [max(len(key), *(len(row[i]) for row in cells)) for i, key in enumerate(keys)]

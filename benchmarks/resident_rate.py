@@ -1,8 +1,9 @@
-"""ResNet-32 fed by EchoLoader against the same steps on one batch that stays on the device.
+"""Compare ResNet-32 fed by EchoLoader with the same training steps on a batch that stays on the device.
 
-Batch 128, images of CIFAR-10's shape, pad-crop-flip, without echo and with batch echo at e = 2. It runs on a
-GPU if there is one, otherwise on one CPU thread with the loader on another core. The sides alternate, and a
-ratio is the median over turns. The record includes a profile of the steps without echo.
+Batches have 128 images of CIFAR-10's shape, with padding, crop and flip. EchoLoader runs without echo, and
+with batch echo at e = 2. The benchmark uses a GPU if there is one, and otherwise one CPU thread, with the
+loader on another core. The sides alternate, and a ratio is the median over turns. The record includes a
+profile of the steps without echo.
 
 Run: python -m benchmarks.resident_rate
 """
@@ -24,12 +25,12 @@ from benchmarks import record
 from benchmarks.peers import sides
 
 BATCH_SIZE = 128
-STEPS = {"cuda": 100, "cpu": 3}  # per turn
-TURNS = 11  # the first turn is not counted
+STEPS = {"cuda": 100, "cpu": 3}  # number of steps per turn
+TURNS = 11  # number of turns, of which the first is not counted
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any], steps: int) -> float:
-    """Steps per second."""
+    """Train for some steps, and return the steps per second."""
     start = time.perf_counter()
     for batch in itertools.islice(batches, steps):
         optimizer.zero_grad()
@@ -41,7 +42,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[
 
 
 def profile(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any], steps: int) -> Any:
-    """Return the operations that take longest, on the device if there is one, per step."""
+    """Return the operations that take longest per step, on the device if there is one."""
     with torch.profiler.profile() as profiled:
         train(model, optimizer, batches, steps)
     time_us = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"

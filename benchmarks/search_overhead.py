@@ -1,9 +1,10 @@
-"""Share of a sweep's time that goes to training: workers that stay alive, or a process per trial.
+"""Measure the share of a sweep's time that is training, with workers that stay alive or a process per trial.
 
-One search of digits as people type it, then its first trials again, each in a new process, as a plain
-launcher does; two at a time. The share is the trials' own training and evaluation timers over twice the wall
-time. Start, the Optuna export and the figure at the end count. Other work on the machine lengthens wall time;
-CPU time of all processes depends less on it.
+The benchmark runs one search of digits with the usual command. Then it runs the search's first trials again,
+each in a new process, as a plain launcher does. Two trials run at a time. The share is the time that the
+trials' own timers report for training and evaluation, divided by twice the wall time. The wall time includes
+the start, the Optuna export and the final figure. Other work on the machine lengthens it, and affects the CPU
+time of all processes less.
 
 Run: python -m benchmarks.search_overhead
 """
@@ -31,7 +32,7 @@ Points = list[dict[str, float]]
 
 
 def sweep(folder: Path, trials: int) -> None:
-    """Search with ``WORKERS`` local workers."""
+    """Run a search with ``WORKERS`` local workers."""
     settings = [f"search.trials={trials}", f"search.workers={WORKERS}", f"hydra.sweep.dir={folder}"]
     _run(["-m", *COMMON, *settings])
 
@@ -42,7 +43,7 @@ def _points(folder: Path) -> Points:
 
 
 def processes(folder: Path, points: Points) -> None:
-    """Run each trial in a process, ``WORKERS`` at once."""
+    """Run each trial in a new process, ``WORKERS`` at a time."""
 
     def run(index: int) -> None:
         settings = [f"{key}={value}" for key, value in points[index].items()]
@@ -79,14 +80,14 @@ def _timed(way: str, folder: Path, run: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _cpu_s_of_children() -> float:
-    """CPU seconds of the processes that have ended."""
+    """Return the CPU seconds of the child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=100, help="of the search (%(default)s)")
+    parser.add_argument("--trials", type=int, default=100, help="trials of the search (%(default)s)")
     trials = parser.parse_args().trials
     with tempfile.TemporaryDirectory() as temporary:
         searched, single = Path(temporary) / "searched", Path(temporary) / "single"

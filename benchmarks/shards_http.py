@@ -1,13 +1,14 @@
-"""Tar shards over http: examples per second of EchoLoader against WebDataset, in turns, on all cores.
+"""Compare EchoLoader with WebDataset on tar shards over http, in examples per second, on all cores.
 
-Both read the same shards from one server on this machine, shuffle shards and examples, and decode. WebDataset
-has 2 worker processes in its WebLoader, which start curl for each shard and return tensors (faster than
-batches of arrays). EchoLoader has 2 threads, for small images also 1, since most of that work holds the GIL.
-A ratio is a median over rounds, per training example, so echoing counts. Measure on two idle cores.
+Both sides take turns. They read the same shards from one server on this machine, shuffle shards and examples,
+and decode. WebDataset's WebLoader has 2 worker processes, which start curl for each shard and return tensors,
+because these are faster than batches of arrays. EchoLoader has 2 threads, and for small images also 1,
+because most of that work holds the GIL. A ratio is a median over rounds of training examples per second, so
+repeats count. Measure on two idle cores.
 
-* Small images: 32x32 PNG to uint8 batches of 128, by the same decoding function.
-* Photographs: JPEG to uint8 batches of 64 after random resized crop to 224 and flip, antialiased. EchoLoader
-  uses OpenCV; WebDataset uses Pillow and torchvision, as in its examples.
+* Small images: PNGs of 32x32 pixels become uint8 batches of 128, decoded by the same function.
+* Photographs: JPEGs become uint8 batches of 64 after an antialiased random resized crop to 224 pixels and a
+  flip. EchoLoader uses OpenCV; WebDataset uses Pillow and torchvision, as in its examples.
 
     pip install webdataset
     python -m benchmarks.shards_http
@@ -46,12 +47,12 @@ Ours = tuple[int, int]  # number of workers, echoing factor
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
-    """``image`` and ``label``."""
+    """Return an example with decoded ``image`` and ``label``."""
     return decode_labelled(example, 10)
 
 
 def write_shards(folder: Path) -> None:
-    """Write both kinds of images, each into ``SHARDS`` archives."""
+    """Write images of both kinds, each into ``SHARDS`` archives."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (NUMBERS[SMALL], 8, 8, 3), dtype=np.uint8)
     small = (cv2.imencode(".png", cv2.resize(image, (32, 32)))[1].tobytes() for image in noise)
@@ -117,11 +118,11 @@ def _transform() -> Callable[[Any], Any]:
 
 
 def measure(url: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """One row for each kind of images, number of workers and factor."""
+    """Return one row for each kind of images, number of workers and echoing factor."""
     arms = [(kind, (workers, factor)) for kind in KINDS for workers in WORKERS[kind] for factor in (1, 2)]
     running: dict[tuple[str, Ours | str], Batches] = {}
     urls = {SMALL: url + "small-{0..7}.tar", PHOTOGRAPHS: url + "photographs-{0..7}.tar"}
-    # Fork worker processes before other libraries start threads.
+    # Fork worker processes first, before other libraries start threads.
     for kind in KINDS:
         running[kind, "WebDataset"] = web_dataset(urls[kind], kind)
         next(running[kind, "WebDataset"])

@@ -1,9 +1,10 @@
-"""Reads that wait and use no CPU: the share of the ideal rate that a loader reaches with its defaults.
+"""Measure which share of the ideal rate a loader reaches with its defaults if reads wait without using a CPU.
 
-Ideal: as many reads at once as there are workers. Log-normal reads take 33 ms on average (sigma 1). Of the
-stragglers 5 % are fifty times as slow as the rest, with the same average. Batches of 16. With e = 2 before
-augmentation each example is in two batches, so the ideal rate of batches doubles. An undeclared dataset is
-read by forked processes, a declared one (``thread_safe = True``) by threads.
+In the ideal case, as many reads are under way as there are workers. The time of "log-normal" reads has a
+log-normal distribution with a mean of 33 ms and sigma 1. Of the "stragglers", 5 % take fifty times as long as
+the rest, with the same mean. Batches have 16 examples. With echoing before augmentation at e = 2, each
+example is in two batches, so that the ideal rate of batches doubles. An undeclared dataset is read by forked
+processes, and a declared one (``thread_safe = True``) by threads.
 
     python -m benchmarks.slow_reads
 """
@@ -28,7 +29,7 @@ E2: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuff
 
 
 class Store(Dataset[Any]):
-    """Each example is the duration of its read."""
+    """A dataset in which each example is the duration of the read that returned it."""
 
     def __init__(self, kind: str, *, declared: bool) -> None:
         self.kind, self.thread_safe = kind, declared
@@ -48,7 +49,7 @@ class Store(Dataset[Any]):
 
 
 def share_of_ideal(way: str, kind: str, workers: int, seconds: float) -> float:
-    """Duration of the reads in the batches, over the time of all workers."""
+    """Return the total duration of the reads in the batches, divided by the total time of all workers."""
     store, e2 = Store(kind, declared="undeclared" not in way), "e=2" in way
     loader: Any = (
         DataLoader(store, BATCH, shuffle=True, num_workers=workers)

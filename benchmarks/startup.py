@@ -1,4 +1,4 @@
-"""Seconds of the command to print a config, and to report its first training step on digits.
+"""Measure the seconds that the command needs to print a config, and to report its first step on digits.
 
 Run: python -m benchmarks.startup
 """
@@ -19,7 +19,10 @@ COMMANDS = {
 
 
 def measure(arguments: list[str]) -> list[float]:
-    """Wall seconds from the command to its last line of output, one warm-up not counted."""
+    """Return the wall seconds from the start of the command to its last line of output.
+
+    One warm-up run is not counted.
+    """
     seconds = []
     for _ in range(RUNS + 1):
         with tempfile.TemporaryDirectory() as folder:

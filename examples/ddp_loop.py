@@ -1,6 +1,6 @@
-"""DDP with one checkpoint for all ranks: ``torchrun --nproc-per-node 2 examples/ddp_loop.py``.
+"""Train with DDP and a single checkpoint for all ranks: ``torchrun --nproc-per-node 2 examples/ddp_loop.py``.
 
-The next call resumes from ddp_loop.pt.
+If you run the command again, it resumes from ddp_loop.pt.
 """
 
 from pathlib import Path
@@ -15,14 +15,15 @@ CHECKPOINT = Path("ddp_loop.pt")
 
 
 def main() -> None:
-    torch.distributed.init_process_group("gloo")  # nccl on GPUs; before the loader, which shares out by it
+    # Use "nccl" on GPUs. Call this before you create the loader, which splits the examples over the ranks.
+    torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     generator = np.random.default_rng(0)
     arrays = {
         "x": generator.normal(size=(256, 8)).astype(np.float32),
         "label": generator.integers(2, size=256),
     }
-    loader = EchoLoader(  # batches of 32 on each rank
+    loader = EchoLoader(  # each rank gets batches of 32 examples
         arrays, 32, echo="batch", factor=2, shuffle_buffer=64, epochs=1, state_of_all_ranks=True
     )
     model = DistributedDataParallel(torch.nn.Linear(8, 2))
@@ -38,7 +39,8 @@ def main() -> None:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"]).backward()
             optimizer.step()
-        state = {"model": model.state_dict(), "loader": loader.state_dict(), "epoch": epoch}  # on every rank
+        # All ranks must call state_dict() of the loader.
+        state = {"model": model.state_dict(), "loader": loader.state_dict(), "epoch": epoch}
         if rank == 0:
             torch.save(state, CHECKPOINT)
     print(f"rank {rank}: {len(loader)} steps an epoch, {loader.fresh_examples} examples, {epoch + 1} epochs")

@@ -10,7 +10,7 @@ from adaecho import EchoLoader
 
 
 class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
-    """Random images with one to three boxes in the left half; a flip moves the boxes to the right half."""
+    """Random images with one to three boxes in the left half. A flip moves all boxes to the right half."""
 
     def __len__(self) -> int:
         return 40

@@ -1,7 +1,7 @@
-"""Echo inside a Grain pipeline, after a MapDataset: ``python examples/grain_pipeline.py``.
+"""Echo examples inside a Grain pipeline, after a MapDataset: ``python examples/grain_pipeline.py``.
 
-``Echoed`` wraps an EchoLoader in an IterDataset. Its state is plain text in Grain's state, so Grain's
-checkpoints (JSON, Orbax) contain it. Needs ``pip install grain``.
+``Echoed`` wraps an EchoLoader in an IterDataset. The loader's state is plain text inside Grain's state, so
+that Grain's checkpoints (JSON, Orbax) contain it. The example needs ``pip install grain``.
 """
 
 import base64
@@ -18,11 +18,12 @@ from adaecho import EchoLoader
 
 
 class Echoed(grain.IterDataset):
-    """An EchoLoader over a MapDataset.
+    """An EchoLoader over a MapDataset, as a Grain dataset.
 
     Args:
-        source: the examples; its ``shuffle`` stays effective with ``order="stored"``.
-        arguments: of the EchoLoader.
+        source: the examples. With ``order="stored"``, the loader keeps the order of the source's own
+            ``shuffle``.
+        arguments: arguments of the EchoLoader.
     """
 
     def __init__(self, source: grain.MapDataset, **arguments: Any) -> None:
@@ -34,7 +35,7 @@ class Echoed(grain.IterDataset):
 
 
 class EchoedIterator(grain.DatasetIterator):
-    """Batches of the loader; Grain reads and sets the state."""
+    """Yield the batches of the loader. Grain gets and sets the loader's state."""
 
     def __init__(self, loader: EchoLoader) -> None:
         super().__init__()
@@ -59,7 +60,10 @@ class EchoedIterator(grain.DatasetIterator):
 
 
 def pipeline() -> Any:
-    """1,000 examples, each used three times, in batches of 20; further Grain operations may follow."""
+    """Return batches of 20 out of 1,000 examples that are each used three times.
+
+    Further Grain operations may follow the echo, such as the ``map`` here.
+    """
     examples = grain.MapDataset.source(np.arange(1000)).map(lambda row: {"x": np.full(3, row), "row": row})
     echoed = Echoed(
         examples, batch_size=20, echo="example_before_augmentation", factor=3, shuffle_buffer=100, epochs=1

@@ -1,4 +1,4 @@
-"""Is Lightning's Trainer waiting for data? ``python examples/headroom_lightning.py``."""
+"""Measure whether Lightning's Trainer waits for data: ``python examples/headroom_lightning.py``."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from adaecho import headroom
 
 
 class Headroom(lightning.Callback):
-    """Prints at the end how long the steps waited for batches."""
+    """Report at the end of training how long the steps waited for their batches."""
 
     def on_train_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         self.seen = headroom.Watch(trainer.train_dataloader)
@@ -22,7 +22,7 @@ class Headroom(lightning.Callback):
         self.seen.end_step()
 
     def on_validation_end(self, *_: Any) -> None:
-        if hasattr(self, "seen"):  # missing in the sanity check
+        if hasattr(self, "seen"):  # the sanity check runs before on_train_start
             self.seen.resume()
 
     def on_train_end(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Is Hugging Face's Trainer waiting for data? ``python examples/headroom_transformers.py``."""
+"""Measure whether Hugging Face's Trainer waits for data: ``python examples/headroom_transformers.py``."""
 
 import tempfile
 import time
@@ -11,7 +11,7 @@ from adaecho import headroom
 
 
 class Headroom(transformers.TrainerCallback):
-    """Prints at the end how long the steps waited for batches."""
+    """Report at the end of training how long the steps waited for their batches."""
 
     def on_train_begin(self, *_: Any, **given: Any) -> None:
         self.seen = headroom.Watch(given["train_dataloader"])
@@ -25,7 +25,7 @@ class Headroom(transformers.TrainerCallback):
     def _resume(self, *_: Any, **__: Any) -> None:
         self.seen.resume()
 
-    on_log = on_evaluate = on_save = _resume  # no waits for data
+    on_log = on_evaluate = on_save = _resume  # the time that these take is not a wait for data
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         print(self.seen.report())

@@ -1,4 +1,4 @@
-"""An EchoLoader in Lightning's Trainer: ``python examples/lightning_loop.py``."""
+"""Use an EchoLoader in Lightning's Trainer: ``python examples/lightning_loop.py``."""
 
 from typing import Any
 

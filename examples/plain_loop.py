@@ -1,4 +1,4 @@
-"""A plain loop that trains twice on each example: ``python examples/plain_loop.py``."""
+"""Train twice on each example in a plain training loop: ``python examples/plain_loop.py``."""
 
 import numpy as np
 import torch
@@ -7,7 +7,10 @@ from adaecho import EchoLoader
 
 
 def jitter(example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Add noise. ``rng`` is keyed to the example and its repeat, for any number of workers."""
+    """Add noise to an example.
+
+    ``rng`` is keyed to the example and its repeat, so the noise is the same for any number of workers.
+    """
     noise = rng.normal(0, 0.1, example["x"].shape)
     return {**example, "x": (example["x"] + noise).astype(np.float32)}
 

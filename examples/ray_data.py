@@ -1,7 +1,7 @@
-"""Preprocess with Ray Data and echo on each trainer: ``python examples/ray_data.py``.
+"""Preprocess examples with Ray Data, and echo them on each rank: ``python examples/ray_data.py``.
 
-Ray's workers read and decode on any machine. Each rank receives its examples once and repeats them in its
-process, so repeats need no network. Needs ``pip install 'ray[data]'``.
+Ray's workers may read and decode on any machine. Each rank receives its examples once and repeats them in its
+own process, so that repeats need no network. The example needs ``pip install 'ray[data]'``.
 """
 
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ RANKS, ROWS, BATCH, EPOCHS = 2, 640, 32, 2
 
 
 def decode(rows: dict[str, Any]) -> dict[str, Any]:
-    """Decode slowly, on Ray's workers."""
+    """Decode examples on Ray's workers. This stands for work that takes long."""
     return {"row": rows["id"], "x": rows["id"] / ROWS}
 
 
 def fresh_batches(share: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """One epoch over a rank's shard. Ray starts an epoch when all ranks are ready."""
+    """Yield the batches of one epoch of a rank's share. Ray starts an epoch when all ranks are ready."""
     yield from share.iter_torch_batches(batch_size=BATCH)
 
 
 @ray.remote(num_cpus=0)
 class Trainer:
-    """One rank; each machine may have several."""
+    """One rank. A machine may have several ranks."""
 
     def __init__(self, share: Any) -> None:
         self._share = share
 
     def train(self) -> tuple[int, int, list[int]]:
-        """Steps, fresh examples, and the rows of the last epoch."""
+        """Return the number of steps, the number of fresh examples, and the rows of the last epoch."""
         loader = EchoLoader(
             partial(fresh_batches, self._share), batch_size=None, epochs=1, echo="batch", factor=2,
             rank=0, world_size=1,

@@ -1,4 +1,4 @@
-"""Stop at any batch and resume with the same next batches: ``python examples/resume.py``."""
+"""Stop after any batch, and resume with the same next batches: ``python examples/resume.py``."""
 
 import tempfile
 from itertools import islice
@@ -21,7 +21,8 @@ def main() -> None:
         path = Path(folder) / "checkpoint.pt"
         with make_loader() as first:
             seen = [batch.tolist() for batch in islice(first, 7)]
-            # Save it with model and optimizer. It is the cursor after batch 7 even after reading ahead.
+            # Save the loader's state together with model and optimizer. It is the state after batch 7, even
+            # if workers have already read further.
             torch.save({"loader": first.state_dict()}, path)
         with make_loader() as second:
             second.load_state_dict(torch.load(path, weights_only=True)["loader"])

@@ -1,7 +1,8 @@
-"""Tar shards on a slow store, with and without echoing: ``python examples/slow_store.py``.
+"""Read tar shards from a slow store, and echo while waiting: ``python examples/slow_store.py``.
 
 The program delays each read of a local archive, as a distant store does. With ``factor="auto"`` the loader
-measures R, the ratio of reading time to training time, and repeats examples to fill the wait.
+measures R, the ratio of reading time to training time, and repeats examples to use the time that training
+would otherwise wait.
 """
 
 import io
@@ -16,7 +17,7 @@ import numpy as np
 
 from adaecho import EchoLoader, TarShards
 
-DELAY_S = 0.002  # for each example
+DELAY_S = 0.002  # delay of each read, and duration of each training step
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:

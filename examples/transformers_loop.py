@@ -1,4 +1,4 @@
-"""An EchoLoader in Hugging Face's Trainer, resumed mid-epoch: ``python examples/transformers_loop.py``."""
+"""Resume an EchoLoader mid-epoch in Hugging Face's Trainer: ``python examples/transformers_loop.py``."""
 
 import tempfile
 from pathlib import Path
@@ -22,7 +22,7 @@ class Classifier(torch.nn.Module):
 class SavePosition(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        position = given["train_dataloader"].state_dict()  # on every rank
+        position = given["train_dataloader"].state_dict()  # all ranks must call this
         if state.is_world_process_zero:
             torch.save(position, folder / "loader.pt")
 
@@ -47,9 +47,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         given = TrainingArguments(
             folder, per_device_train_batch_size=16, num_train_epochs=2, save_steps=6, use_cpu=True,
-            report_to=[], disable_tqdm=True, ignore_data_skip=True,  # its own way to resume skips batches
+            report_to=[], disable_tqdm=True, ignore_data_skip=True,  # the loader resumes instead
         )  # fmt: skip
-        for checkpoint in (None, f"{folder}/checkpoint-6"):  # the second continues within the first epoch
+        for checkpoint in (None, f"{folder}/checkpoint-6"):  # the second run resumes within the first epoch
             trainer = EchoTrainer(Classifier(), given, train_dataset=dataset, callbacks=[SavePosition()])
             trainer.train(checkpoint)
             loader: Any = trainer.callback_handler.train_dataloader

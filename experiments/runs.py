@@ -1,4 +1,4 @@
-"""Runs of an experiment, each in a file: the same command continues after an interruption."""
+"""Record each run of an experiment in a file, so that the same command continues after an interruption."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -20,37 +20,37 @@ Record = dict[str, Any]
 
 
 def config_of(overrides: Sequence[str]) -> Config:
-    """The config of these overrides."""
+    """Return the config with these overrides."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         return from_plain(to_plain(compose("config", overrides=list(overrides))))
 
 
 def options(doc: str | None, name: str, tasks: Iterable[str], data: str) -> argparse.ArgumentParser:
-    """Return the parser of an experiment, and let torch use one thread.
+    """Return the argument parser of an experiment. As a side effect, torch is limited to one thread.
 
     Args:
         doc: the program's docstring.
-        name: the experiment, for the default folders.
+        name: name of the experiment, for its default folders.
         tasks: choices of the first argument.
-        data: help of the overrides.
+        data: help text of the overrides.
     """
     torch.set_num_threads(1)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
     parser.add_argument("task", choices=tasks)
     parser.add_argument("overrides", nargs="*", help=data)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / name, help="a file per run")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / name, help="folder with one file per run")
     parser.add_argument("--results", type=Path, default=Path("runs/results") / name, help="tables")
     return parser
 
 
 def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Record:
-    """Return the record of a run: its rows and environment. Run it if the file is missing.
+    """Return the record of a run, with its rows and environment. If its file is missing, run it first.
 
     Args:
         path: the run's file.
-        run: returns the rows.
-        digits: significant digits of the rows' floats.
+        run: runs it and returns the rows.
+        digits: number of significant digits to which floats in the rows are rounded.
     """
     if not path.exists():
         made_by = {key: value for key, value in environment().items() if key != "slurm"}
@@ -69,7 +69,7 @@ def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Recor
 def write_results(
     results: Path, records: Sequence[Record], read: Callable[[list[Row]], list[Row]], command: str
 ) -> None:
-    """Write the rows of all runs, the outcome that ``read`` computes from them, and their origin."""
+    """Write the rows of all runs, the results that ``read`` computes from them, and where they come from."""
     made_by: list[Any] = []
     for record in records:
         made_by += [record["environment"]] if record["environment"] not in made_by else []

@@ -1,4 +1,4 @@
-"""Write the table of public names from their docstrings.
+"""Write docs/api.md, the table of public names, from the docstrings.
 
 Run: python scripts/api_page.py > docs/api.md
 """
@@ -24,14 +24,14 @@ WITH_MEMBERS = ("EchoLoader", "AdaScale", "Watch")
 
 
 def first_sentence(thing: object) -> str:
-    """Return the first sentence of the docstring, on one line."""
+    """Return the first sentence of a docstring on one line."""
     paragraph = (inspect.getdoc(thing) or "").split("\n\n")[0].removesuffix("::")
     line = " ".join(paragraph.split()).replace("``", "`").replace("|", "or")
     return re.split(r"\. (?=[A-Z`])", line)[0].rstrip(".")
 
 
 def members(kind: type) -> dict[str, object]:
-    """Return the public methods and properties of a class and of our base classes, in source order."""
+    """Return the public methods and properties of a class and of adaecho's base classes, in source order."""
     return {
         name: thing
         for one in kind.__mro__
@@ -42,7 +42,7 @@ def members(kind: type) -> dict[str, object]:
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Return name, module and description of each public name."""
+    """Return the name, the module and the description of each public name."""
     found = []
     for module, names in PUBLIC.items():
         for name in names:
@@ -55,7 +55,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the text of the whole page."""
     return _HEAD + "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows())
 
 

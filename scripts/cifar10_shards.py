@@ -1,8 +1,9 @@
-"""``python scripts/cifar10_shards.py DATA INTO``: CIFAR-10 as lossless PNG in tar shards, for task cifar10.
+"""``python scripts/cifar10_shards.py DATA INTO``: write CIFAR-10 as PNG in tar shards, for task cifar10.
 
-Writes ``train-00.tar`` and so on, ``validation.tar`` and, if the data has a test split, ``test.tar``. The
-validation split is that of the task for the same number and seed. Training examples are in the permuted order
-of the split, so each shard is a random sample. The same arguments give the same bytes.
+PNG is lossless. The files are ``train-00.tar`` and so on, ``validation.tar``, and, if the data has a test
+split, ``test.tar``. The validation split equals that of the task with the same number and seed. The training
+examples are in the random order of that split, so that each shard is a random sample. The same arguments
+always give the same bytes.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from adaecho.tasks.cifar10 import decode
 def write_shards(
     data: str, into: Path, *, shard_examples: int = 5000, validation_examples: int = 5000, split_seed: int = 0
 ) -> list[Path]:
-    """Write all splits; return the files.
+    """Write the shards of all splits, and return their paths.
 
     Args:
         data: as ``data.path`` of task cifar10.
-        into: the folder; it is created if missing.
-        shard_examples: examples per training shard; the last shard may have fewer.
+        into: the folder, which is created if missing.
+        shard_examples: number of examples in a training shard; the last shard may have fewer.
         validation_examples, split_seed: as ``data.*`` of task cifar10.
 
     Raises:
@@ -49,7 +50,7 @@ def write_shards(
 
 
 def _write(path: Path, examples: Arrays, first: int = 0) -> Path:
-    """Write one shard under a temporary name, then rename it."""
+    """Write one shard under a temporary name, and rename it when it is complete."""
     temporary = path.with_name(f".{path.name}")
     pairs = zip(examples["image"], examples["label"], strict=True)
     with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as archive:
@@ -66,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", help="folder with the hub's parquet files or the python batches, or a hub id")
     parser.add_argument("into", type=Path, help="folder for the shards (about 230 MB)")
-    parser.add_argument("--shard-examples", type=int, default=5000, help="per training shard (5000)")
+    parser.add_argument("--shard-examples", type=int, default=5000, help="number in a training shard (5000)")
     parser.add_argument(
         "--validation-examples", type=int, default=5000, help="size of the validation split (5000)"
     )

@@ -1,4 +1,4 @@
-"""Write the table of config keys from the comments of the schema.
+"""Write docs/configuration.md, the table of config keys, from the comments of the schema.
 
 Run: python scripts/config_page.py > docs/configuration.md
 """
@@ -18,7 +18,7 @@ _HEAD = Path(__file__).with_name("config_page.txt").read_text()
 
 
 def comments_of(schema: type) -> dict[str, str]:
-    """Return the comment above and after each field of a dataclass."""
+    """Return the comments above and after each field of a dataclass, by the name of the field."""
     found, above = {}, []
     for line in inspect.getsource(schema).splitlines():
         code, _, comment = (part.strip() for part in line.partition("#"))
@@ -31,13 +31,13 @@ def comments_of(schema: type) -> dict[str, str]:
 
 
 def default_of(field: "Field[Any]") -> str:
-    """Return the default as it is written on a command line."""
+    """Return the default of a field as it is written on a command line."""
     value = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
     return value.replace(NO_DEFAULT, "-") if isinstance(value, str) else json.dumps(value)
 
 
 def rows(schema: type, prefix: str = "") -> list[str]:
-    """Return one row of the table per key."""
+    """Return one row of the table for each key."""
     comments = comments_of(schema)
     return [
         f"| `{prefix}{field.name}` | `{default_of(field)}` | {comments[field.name].replace('|', 'or')} |"
@@ -47,7 +47,7 @@ def rows(schema: type, prefix: str = "") -> list[str]:
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the text of the whole page."""
     parts = [_HEAD, _section("Top level", inspect.getdoc(Config) or "", rows(Config))]
     for field in fields(Config):
         schema: Any = field.default_factory

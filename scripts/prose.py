@@ -1,6 +1,7 @@
-"""Count words and sentences that are hard to read; fail above a ceiling in pyproject.toml.
+"""Count words and sentences that are hard to read, and fail if there are more than pyproject.toml allows.
 
-Pages, docstrings, comments and messages are counted. A tripwire, not a judge: the ceilings only fall.
+Pages, docstrings, comments and messages are counted. The script does not judge whether a text is good; its
+ceilings only prevent that texts become worse, so they may only be lowered.
 """
 
 import ast
@@ -23,13 +24,13 @@ MAX_SENTENCE_WORDS = 35
 
 
 def texts_of_page(page: str) -> Iterator[str]:
-    """Yield paragraphs and list items without code blocks, tables, headings and links."""
+    """Yield the paragraphs and list items of a page, without code blocks, tables, headings and links."""
     page = re.sub(r"(?s:```.*?```|<!--.*?-->)|(?m:^( {4}|\||#).*?$)|\([^ )]*\)", "\n\n", page)
     yield from re.split(r"\n\s*\n|\n\s*[-*] |\n\s*\d+\. ", page)
 
 
 def texts_of_code(source: str) -> Iterator[str]:
-    """Yield comments, docstrings and messages, which are strings with at least three spaces."""
+    """Yield comments, docstrings and messages. Strings with at least three spaces count as messages."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string

@@ -1,7 +1,8 @@
 """``make reproduce BUDGET_S=540``: run the next unfinished sweeps of the reproduction, within a time budget.
 
-The next call continues an interrupted sweep. Finished sweeps are collected into ``runs/results/``. Then
-``python -m experiments.evidence --results runs/results`` draws figures and decides the claims.
+If the budget ends during a sweep, the next call continues it. Finished sweeps are collected into
+``runs/results/``. From there, ``python -m experiments.evidence --results runs/results`` draws the figures and
+decides the claims.
 
 ``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, except experiments/fig4, which needs a slow
 store; see its page.
@@ -18,12 +19,12 @@ from pathlib import Path
 from adaecho.errors import report_errors
 from adaecho.records.collect import collect_sweep
 
-# Experiment, task and further overrides of each sweep.
+# The sweeps are described by experiment, task and further overrides.
 _SMALL = "search.trials=16 search.repeats=3"
 CELLS = (
     *((name, "digits", "") for name in ("quickstart", "fig3", "fig5", "fig8", "fig8_early", "fig7a", "fig7b",
       "fig6", "fig3_winners", "fig3_winners_fresh", "controls", "reuse")),
-    # Text has no augmentation, so example echoing has one variant.
+    # Drop an arm, because text has no augmentation and example echoing therefore has only one variant.
     ("fig3", "small_text_tiny", f"{_SMALL} ~search.arms.example_before_e2"),
     ("fig5", "small_text_tiny", "search.trials=8 max_fresh_examples=6000 "
      + " ".join(f"~search.arms.e{factor}_batch128" for factor in (1, 2, 4, 8, 16))),
@@ -37,8 +38,8 @@ OF_CIFAR10 = (
 
 
 def run(arguments: list[str], left_s: float) -> bool:
-    """Run or continue one sweep; return whether it ends in time."""
-    # A process group: at the end of the budget every trial gets Ctrl-C and writes a checkpoint.
+    """Run or continue one sweep, and return whether it ends in time."""
+    # Start a process group, so that at the end of the budget every trial gets Ctrl-C and writes a checkpoint.
     with subprocess.Popen([sys.executable, "-m", "adaecho.run", *arguments], process_group=0) as sweep:
         try:
             return sweep.wait(left_s) == 0
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the sweeps")
     parser.add_argument("--results", type=Path, default=Path("runs/results"), help="folder of the tables")
     parser.add_argument("--cifar10", help="folder of CIFAR-10, as for data.path")
-    parser.add_argument("overrides", nargs="*", help="for every sweep, e.g. search.workers=1")
+    parser.add_argument("overrides", nargs="*", help="overrides for every sweep, e.g. search.workers=1")
     options = parser.parse_args()
     end = time.monotonic() + options.budget_s
     for experiment, task, overrides in (*CELLS, *(OF_CIFAR10 if options.cifar10 else ())):

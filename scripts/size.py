@@ -1,7 +1,7 @@
-"""Print the size of every package beside its budget; fail above a budget.
+"""Print the size of every package with its budget, and fail if a size is above its budget.
 
-Code lines hold tokens other than comments and docstrings; tests are counted in raw lines.
-The budgets are in pyproject.toml, [tool.adaecho.budgets], and only fall.
+The code lines of a file are the lines with tokens other than comments and docstrings. For tests, all lines
+are counted. The budgets are in pyproject.toml, [tool.adaecho.budgets], and may only be lowered.
 """
 
 import ast

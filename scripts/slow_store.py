@@ -1,7 +1,7 @@
-"""``python scripts/slow_store.py FOLDER``: a slow store on this machine over http, until Ctrl-C.
+"""``python scripts/slow_store.py FOLDER``: serve a folder over http like a slow store, until Ctrl-C.
 
-Below ``/slow/`` each connection has at most ``--kilobytes-per-s``; ``/fast/`` has no limit. Requests may have
-a range of bytes.
+Below ``/slow/``, each connection is limited to ``--kilobytes-per-s``. Below ``/fast/`` there is no limit.
+Requests may ask for a range of bytes.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from typing import Any
 
 
 class Ranges(SimpleHTTPRequestHandler):
-    """Files and byte ranges of files; the server of the standard library has no ranges."""
+    """Serve files and byte ranges of files. The server of the standard library does not support ranges."""
 
-    protocol_version = "HTTP/1.1"  # keeps connections open for the next range
+    protocol_version = "HTTP/1.1"  # keep connections open for the next range
 
     def do_GET(self) -> None:
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
@@ -42,7 +42,7 @@ class Ranges(SimpleHTTPRequestHandler):
 
 
 class _Paced(Ranges):
-    """Files below ``slow/`` and ``fast/``."""
+    """Serve files below ``slow/`` and ``fast/``."""
 
     bytes_per_s = 0
 
@@ -50,8 +50,8 @@ class _Paced(Ranges):
         return super().translate_path("/" + path.lstrip("/").partition("/")[2])
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        """Send a file; below ``/slow/`` in pieces at the rate."""
-        with contextlib.suppress(ConnectionError):  # the client has closed the connection
+        """Send a file, below ``/slow/`` in small pieces at the limited rate."""
+        with contextlib.suppress(ConnectionError):  # the client may close the connection early
             if not self.path.startswith("/slow/"):
                 return super().copyfile(source, outputfile)
             due = time.monotonic()
@@ -62,7 +62,7 @@ class _Paced(Ranges):
 
 
 def make_server(folder: Path, port: int, kilobytes_per_s: int) -> ThreadingHTTPServer:
-    """Return a bound server that does not serve yet; 1 kilobyte is 1,024 bytes."""
+    """Return a server that is bound to its port but does not serve yet. A kilobyte is 1,024 bytes."""
     handler = type("Paced", (_Paced,), {"bytes_per_s": kilobytes_per_s * 1024})
     many = type("Server", (ThreadingHTTPServer,), {"request_queue_size": 128, "daemon_threads": True})
     server: ThreadingHTTPServer = many(("127.0.0.1", port), partial(handler, directory=str(folder)))
@@ -71,7 +71,7 @@ def make_server(folder: Path, port: int, kilobytes_per_s: int) -> ThreadingHTTPS
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="the folder, e.g. of scripts/cifar10_shards.py")
+    parser.add_argument("folder", type=Path, help="folder to serve, e.g. of scripts/cifar10_shards.py")
     parser.add_argument("--kilobytes-per-s", type=int, default=500, help="rate of a slow connection (500)")
     parser.add_argument("--port", type=int, default=8765, help="port on 127.0.0.1 (8765)")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""AdaScale: learning rates that follow the gradient variance."""
+"""AdaScale: multiply the learning rate by a gain that is computed from the variance of the gradients."""
 
 from adaecho.adascale.optimizer import AdaScale as AdaScale
 

@@ -1,10 +1,11 @@
-"""AdaScale's estimators and moving averages, as pure functions.
+"""Pure functions that estimate AdaScale's gradient statistics and average them over steps.
 
-Notation of Johnson et al., "AdaScale SGD" (ICML 2020, arXiv 2007.05105), section 3 and appendix B.3:
-``sigma^2`` is the trace of the covariance of a base-batch gradient, ``mu^2`` is the squared norm of the
+The notation is that of Johnson et al., "AdaScale SGD" (ICML 2020, arXiv 2007.05105), section 3 and appendix
+B.3. ``sigma^2`` is the trace of the covariance of a base-batch gradient, ``mu^2`` is the squared norm of the
 expected gradient, and the scale ``S`` is the number of base batches that one step averages.
 
-Squared norms are summed on the device in float64. The rest is Python floats, one per parameter group.
+Squared norms are summed on the device in float64. All other functions work on Python floats, one per
+parameter group.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,24 +15,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Appendix B.3: estimates are clipped before they are averaged. Clipping mu^2 at 0 biases its average upwards
-# where noise dominates, and the gain downwards: by 3.5 % for S = 2 and sigma^2 / mu^2 = 300 in 100
-# independent directions, by 1.1 % in 1,000 (tests/adascale/test_estimators.py).
+# Appendix B.3 clips the estimates before they are averaged. Where noise dominates, clipping mu^2 at 0 biases
+# its average upwards, and so the gain downwards. For S = 2 and sigma^2 / mu^2 = 300, the gain is 3.5 % too
+# small with 100 independent directions, and 1.1 % with 1,000 (tests/adascale/test_estimators.py).
 VARIANCE_FLOOR = 1e-6
 
-# Elements. On a CPU, a float64 norm first copies its input to float64. Pieces that fit in the cache take half
-# the time.
+# Elements per piece. On a CPU, a float64 norm first copies its input to float64. This takes half as long if
+# gradients are split into pieces that fit in the cache.
 _PIECE = 1 << 14
 
 
 def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """Norms of each group's gradients: float64 scalars (float32 on MPS), one or more per gradient.
+    """Compute the norms of the gradients of each parameter group.
 
-    One multi-tensor call per dtype, for any number of gradients. The variance is a small difference of large
-    sums, hence float64.
+    There is one multi-tensor call per dtype, for any number of gradients. The norms are float64 because the
+    variance is a small difference of large sums.
+
+    Returns:
+        For each group, the norms as scalars on the device, float64 (float32 on MPS). A large gradient on a
+        CPU is split into pieces and has one norm per piece.
     """
     groups = [list(_pieces(group)) for group in gradients]
-    # A mixed list would launch one kernel per tensor on a GPU.
+    # Group by dtype, because on a GPU a list of mixed dtypes would launch one kernel per tensor.
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for piece in chain.from_iterable(groups):
         by_dtype.setdefault(piece.dtype, []).append(piece)
@@ -40,7 +45,7 @@ def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
 
 
 def total_squares(norms: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Sum of the squares of each group's norms: [num_groups]. At least one group has a norm."""
+    """Sum the squares of each group's norms: float [num_groups]. At least one group must have a norm."""
     stacked = torch.stack(list(chain.from_iterable(norms)))
     return torch.stack(_norms(torch.split(stacked, [len(group) for group in norms]))).square()
 
@@ -63,16 +68,22 @@ def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 class Estimate(NamedTuple):
-    """Clipped estimates of one step: ``variance`` of sigma^2 (>= 1e-6) and ``square`` of mu^2 (>= 0)."""
+    """Clipped estimates from one step.
+
+    Attributes:
+        variance: estimate of sigma^2, at least 1e-6.
+        square: estimate of mu^2, at least 0.
+    """
 
     variance: float
     square: float
 
 
 def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, scale: float) -> Estimate:
-    """Estimate sigma^2 and mu^2 from the gradients that one step averages.
+    """Estimate sigma^2 and mu^2 from the individual gradients that are averaged in one step.
 
-    With n gradients g_i, each of a micro-batch of S/n base batches, and their mean G::
+    Let g_1, ..., g_n be the gradients of n micro-batches, which each hold S/n base batches, and G their mean.
+    Then::
 
         v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    unbiased variance of a micro-batch gradient
         sigma^2 = (S / n) v                            of a base-batch gradient
@@ -83,7 +94,7 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
     Args:
         sum_of_squares: sum over all ranks and micro-batches of |g_i|^2.
         square_of_mean: |G|^2.
-        num_gradients: n >= 2, micro-batches of one step over all ranks.
+        num_gradients: n >= 2, the number of micro-batches of one step over all ranks.
         scale: S >= 1.
     """
     excess = sum_of_squares - num_gradients * square_of_mean
@@ -94,18 +105,21 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
 
 
 def gain_ratio(variance: float, square: float, scale: float) -> float:
-    """The gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2), in [1, S] (section 3.2).
+    """Return the gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2), which lies in [1, S] (section 3.2).
 
-    1 before the first sample, when both are zero (appendix B.3: r_0 := 1).
+    The gain is 1 before the first sample, when both averages are zero (appendix B.3 sets r_0 := 1).
     """
     return (variance + square) / (variance / scale + square) if variance + square > 0 else 1.0
 
 
 class Averages(NamedTuple):
-    """Averages of sigma^2 and mu^2 of one group; zeros before the first sample.
+    """Moving averages of sigma^2 and mu^2 for one parameter group; both are zero before the first sample.
 
-    ``weight`` determines the next coefficient. It is the sum of the exponential weights so far (debiased), or
-    the number of samples (the paper's form).
+    Attributes:
+        variance: average of sigma^2.
+        square: average of mu^2.
+        weight: determines the weight of the next sample. If the averages are debiased, it is the sum of the
+            exponential weights so far; in the paper's form it is the number of samples.
     """
 
     variance: float = 0.0
@@ -115,10 +129,10 @@ class Averages(NamedTuple):
     def updated(self, sample: Estimate, smoothing: float, debias: bool) -> "Averages":
         """Return the averages after one more sample.
 
-        With theta = ``smoothing`` in [0, 1), the debiased form is ``m_t / (1 - theta^t)``, where
-        ``m_t = theta m_{t-1} + (1 - theta) x_t``. The paper's form (appendix B.3) is the mean of the first
-        1 / (1 - theta) samples, then an exponential average. Both are
-        ``average += coefficient * (x - average)``.
+        Both forms are ``average += coefficient * (x - average)`` for a sample x. With theta = ``smoothing``
+        in [0, 1), the debiased average after t samples is ``m_t / (1 - theta^t)``, where ``m_t = theta
+        m_{t-1} + (1 - theta) x_t``. The paper's form (``debias=False``, appendix B.3) is the plain mean of
+        the first 1 / (1 - theta) samples, and then an exponential average.
         """
         if debias:
             weight = smoothing * self.weight + (1 - smoothing)

@@ -1,4 +1,4 @@
-"""Gradient statistics of AdaScale: from the gradients of each backward pass to averages."""
+"""Measure AdaScale's gradient statistics by hooks that observe each backward pass."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from torch.utils.hooks import RemovableHandle
 
 from adaecho.adascale.estimators import Averages, estimate, gain_ratio, norms_by_group, total_squares
 
-# Bytes of gradients that are held before their norms are computed.
+# As soon as more bytes of gradients are held than this, their norms are computed.
 _MAX_HELD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of AdaScale with their defaults filled in."""
+    """The arguments of AdaScale, after defaults have been filled in."""
 
     num_ranks: int
     num_passes: int  # num_gradients_to_accumulate
@@ -32,34 +32,40 @@ class Settings:
 
     @property
     def num_gradients(self) -> int:
-        """Micro-batches of one step over all ranks."""
+        """Number of micro-batches in one step, over all ranks."""
         return self.num_ranks * self.num_passes
 
 
 class Pending(NamedTuple):
-    """The averages after the pending step, and whether all its gradients are finite."""
+    """The averages as they will be after the pending step.
+
+    Attributes:
+        averages: one for each parameter group.
+        finite: whether all gradients of the pending step are finite.
+    """
 
     averages: list[Averages]
     finite: bool
 
 
 class GradientStatistics:
-    """Averages of sigma^2 and mu^2 per parameter group, computed by hooks on the parameters.
+    """Averages of sigma^2 and mu^2 for each parameter group, computed by hooks on the parameters.
 
-    ``Tensor.register_hook`` sees the gradient of one micro-batch, before autograd accumulates it and before
-    DistributedDataParallel reduces it. Newer hooks run too late: a post-accumulate-grad hook sees the sum of
-    the micro-batches, and so does a DDP communication hook after ``no_sync()``. The hook keeps a reference.
-    One multi-tensor call per pass computes the norms.
+    The hooks are of ``Tensor.register_hook``, because this kind of hook gets the gradient of a single
+    micro-batch, before autograd accumulates it and before DistributedDataParallel (DDP) reduces it. Newer
+    kinds of hooks run too late: a post-accumulate-grad hook, and a DDP communication hook after
+    ``no_sync()``, get the sum of the micro-batches. The hook only keeps a reference to the gradient. The
+    norms of all gradients of a pass are computed together by one multi-tensor call.
 
-    A pass is one call of ``backward()`` that reaches a parameter. Averages change in ``commit()`` only, since
-    GradScaler may skip the step.
+    A pass is one call of ``backward()`` that reaches a parameter. The averages change only in ``commit()``,
+    because GradScaler may skip the step.
     """
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
         self.settings = settings
         self.averages: list[Averages] = []
         self.skipped_steps = 0
-        # By id: the hash of a tensor is a Python function that takes as long as the hook.
+        # The key is the id, because a tensor's hash is a Python function that takes as long as the hook.
         self._hooked: dict[int, Tensor] = {}
         self._handles: list[RemovableHandle] = []
         self._is_closed = False
@@ -68,7 +74,7 @@ class GradientStatistics:
         self.begin_step(groups)
 
     def begin_step(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        """Discard the passes so far and hook the parameters that are new or were unfrozen."""
+        """Discard the backward passes so far, and hook all parameters that were added or unfrozen since."""
         self.skipped_steps += not self.pending.finite
         for parameter in chain.from_iterable(groups):
             key = id(parameter)
@@ -84,11 +90,11 @@ class GradientStatistics:
         self._begin_gradients()
 
     def commit(self) -> None:
-        """Keep the averages of a step that was taken."""
+        """Adopt the pending averages, because the optimizer has taken the step."""
         self.averages = self.pending.averages
 
     def unhook(self) -> None:
-        """Remove all hooks. No parameter is hooked again."""
+        """Remove all hooks for good: later steps do not hook any parameter again."""
         self._is_closed = True
         for handle in self._handles:
             handle.remove()
@@ -97,11 +103,11 @@ class GradientStatistics:
 
     @property
     def complete(self) -> bool:
-        """Whether all backward passes of a step have run."""
+        """Whether all backward passes of the current step have run."""
         return self._readings is not None
 
     def refuse_between_passes(self, what: str) -> None:
-        """Raise RuntimeError if some but not all backward passes of a step have run."""
+        """Raise a RuntimeError if some but not all backward passes of the current step have run."""
         if self._passes and not self.complete:
             count = self.settings.num_passes
             raise RuntimeError(
@@ -111,7 +117,7 @@ class GradientStatistics:
 
     @property
     def pending(self) -> Pending:
-        """Averages including the pending step. The first call of a step waits for the device."""
+        """The averages including the pending step. The first access in each step waits for the device."""
         if self._readings is None:
             return Pending(self.averages, True)
         if self._pending is None:
@@ -122,12 +128,12 @@ class GradientStatistics:
         return self._pending
 
     def gains(self) -> list[float]:
-        """Return the gain of each group, then the pooled gain."""
+        """Return the gain of each parameter group, followed by the pooled gain."""
         estimates = [*self.pending.averages, self.pooled()]
         return [gain_ratio(one.variance, one.square, self.settings.scale) for one in estimates]
 
     def pooled(self) -> Averages:
-        """Sum the averages over the groups that are trained, or over all groups if none is."""
+        """Sum the averages over all parameter groups that are trained, or over all groups if none is."""
         averages = self.pending.averages
         pairs = zip(averages, self._is_trained(), strict=True)
         counted = [one for one, is_trained in pairs if is_trained] or averages
@@ -137,7 +143,8 @@ class GradientStatistics:
         return [any(parameter.requires_grad for parameter in group) for group in self._groups]
 
     def _begin_gradients(self) -> None:
-        # Of one pass: the parameters reached, those whose .grad is the gradient, and other gradients.
+        # For one pass: the parameters that it reached, the parameters whose .grad is this pass's gradient,
+        # and the other gradients, which are held here until their norms are computed.
         self._reached: set[int] = set()
         self._in_grad: list[Tensor] = []
         self._held: dict[Any, dict[int, Tensor]] = {}  # for each CUDA stream
@@ -149,16 +156,17 @@ class GradientStatistics:
             self._begin_pass()
         self._reached.add(key)
         if parameter.grad is None and not parameter._post_accumulate_grad_hooks:
-            # .grad becomes this very tensor. A second reference would make autograd copy it.
+            # autograd will use this very tensor as .grad. If we held a reference, autograd would copy it.
             if settings.num_ranks == 1:
                 self._in_grad.append(parameter)
                 return
             gradient = gradient.data  # DDP may replace .grad by a bucket view; this alias keeps the memory
-        # A norm runs on the stream that computed the gradient.
+        # A norm must be computed on the CUDA stream that computed the gradient.
         stream = torch.cuda.current_stream(gradient.device) if gradient.is_cuda else None
         self._held.setdefault(stream, {})[key] = gradient
         self._held_bytes += gradient.numel() * gradient.itemsize
-        # With static_graph=True, DDP's first reduction runs before the callbacks at the end of the pass.
+        # After the last gradient, compute the norms at once, because with static_graph=True DDP's first
+        # reduction runs before the callbacks at the end of the pass.
         is_last = settings.num_ranks > 1 and len(self._reached) == len(self._hooked)
         if is_last or self._held_bytes > _MAX_HELD_BYTES:
             self._add_norms(self._held.pop(stream))
@@ -199,24 +207,25 @@ class GradientStatistics:
         self._begin_gradients()
         if self._passes == self.settings.num_passes:
             # Callbacks run in the order in which they were queued. DDP queued its callback, which waits for
-            # the reduction, during the pass. So this one runs after the reduction.
+            # the reduction, during the pass. Therefore _measure runs after the reduction.
             _call_after_backward(self._measure)
 
     @torch.no_grad()
     def _measure(self) -> None:
-        # After DDP's reduction, and before the caller can change .grad.
+        # This runs after DDP's reduction, and before the caller can change .grad, for example by clipping.
         settings = self.settings
         mean = [[grad for one in group if (grad := one.grad) is not None] for group in self._groups]
         readings = total_squares([*self._norms, *norms_by_group(mean)]).view(2, -1)
         sums, squares = readings
         if settings.num_ranks > 1:
             dist.all_reduce(sums)
-        # If losses are divided by c, a pass gives g_i / c and .grad is G; otherwise g_i and c G.
+        # Let c be the number of passes. If each loss is divided by c, a pass yields g_i / c and .grad is G.
+        # Otherwise a pass yields g_i and .grad is c G.
         passes = settings.num_passes
         sums *= passes**2 if settings.is_scaled_loss else 1
         squares /= 1 if settings.is_scaled_loss else passes**2
         if settings.grad_scaler:
-            # scale(1) is the public way to read the scale without waiting for the device.
+            # scale(1) is the only public way to read GradScaler's scale without waiting for the device.
             loss_scale = settings.grad_scaler.scale(torch.ones((), device=sums.device))
             readings /= loss_scale.to(sums.dtype) ** 2
         self._readings = readings
@@ -232,5 +241,5 @@ class GradientStatistics:
 
 
 def _call_after_backward(callback: Any) -> None:
-    # torch's DDP and FSDP use the same private method. No public one exists.
+    # torch has no public method for this. Its own DDP and FSDP use the same private method.
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,4 +1,4 @@
-"""AdaScale around a torch optimizer."""
+"""The optimizer AdaScale, which wraps an optimizer of torch."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,9 +14,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from adaecho.adascale.estimators import Averages
 from adaecho.adascale.gradient_statistics import GradientStatistics, Settings
 
-_EXPONENTS = {"gain": 1.0, "sqrt_gain": 0.5, "measure": 0.0}  # of the gain in the learning rate
+_EXPONENTS = {"gain": 1.0, "sqrt_gain": 0.5, "measure": 0.0}  # learning rate = lr * gain**exponent
 RULES = tuple(_EXPONENTS)
-# Keys in the parameter groups of a state dict: this prefix, then a field of Averages or one of these names.
+# AdaScale's numbers are stored in the parameter groups of a state dict. Each key is this prefix, followed by
+# a field of Averages or by one of these names.
 _PREFIX = "adascale_"
 _PROGRESS = ("scale_invariant_steps", "schedule_steps", "skipped_steps")
 
@@ -24,9 +25,9 @@ _PROGRESS = ("scale_invariant_steps", "schedule_steps", "skipped_steps")
 class AdaScale(Optimizer):
     """AdaScale SGD (Johnson et al., ICML 2020, arXiv 2007.05105) around ``torch.optim.SGD``.
 
-    A step that averages S base batches multiplies the learning rate by the gain r in [1, S]. It counts as r
-    steps of the base schedule. So a schedule that was tuned for the base batch stays valid. Read it at
-    floor(tau), where tau is the sum of the gains so far (``scale_invariant_steps``)::
+    A step that averages S base batches multiplies the learning rate by the gain r in [1, S], and counts as r
+    steps of the base schedule. A schedule that was tuned for the base batch therefore stays valid, if it is
+    read at floor(tau), where tau is the sum of the gains so far (``scale_invariant_steps``)::
 
         optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=4)
         while not optimizer.done(total_steps):              # steps of the base schedule
@@ -39,34 +40,39 @@ class AdaScale(Optimizer):
 
     ``rule`` selects how the gain changes the learning rate:
 
-    * ``gain``: lr * r, for SGD with or without momentum, which the theory covers.
-    * ``sqrt_gain``: lr * sqrt(r), for Adam and AdamW. A heuristic without AdaScale's guarantee. AdaptDL
-      (Qiao et al., OSDI 2021) uses the same exponent, but divides gradients by Adam's sqrt(v) + epsilon
-      before it measures the gain. Malladi et al. (NeurIPS 2022) derive the exponent where noise dominates,
-      and also scale betas and epsilon.
-    * ``measure``: lr is unchanged. Gain, tau and ``gradient_noise_scale`` are measured, for any optimizer.
+    * ``gain``: use lr * r. This is the rule of the paper, for SGD with or without momentum.
+    * ``sqrt_gain``: use lr * sqrt(r), for Adam and AdamW. This is a heuristic, to which AdaScale's guarantee
+      does not apply. AdaptDL (Qiao et al., OSDI 2021) uses the same exponent, but divides gradients by Adam's
+      sqrt(v) + epsilon before it measures the gain. Malladi et al. (NeurIPS 2022) derive the exponent for the
+      case that noise dominates, and also scale betas and epsilon.
+    * ``measure``: leave lr unchanged, and only measure the gain, tau and ``gradient_noise_scale``. This works
+      with any optimizer.
 
-    Statistics use the gradients as backward leaves them, after DistributedDataParallel's averaging. Clipping
-    and unscaling before ``step()`` do not change the gain. Each parameter group has its own statistics, and
-    its learning rate is multiplied by its own gain. tau sums the pooled gain.
+    The gain is measured when the backward pass ends, after DistributedDataParallel has averaged the
+    gradients. Therefore clipping and unscaling before ``step()`` do not change it. Each parameter group has
+    separate statistics, and its learning rate is multiplied by its own gain. tau is the sum of the gains that
+    are pooled over the groups.
 
-    ``step()`` copies one small tensor from the device. A backward pass holds up to 64 MiB of gradients longer
-    than autograd would. Activation checkpoints need ``use_reentrant=False``.
+    ``step()`` waits for the device, because it copies one small tensor from it. A backward pass holds up to
+    64 MiB of gradients longer than autograd would. Activation checkpoints need ``use_reentrant=False``.
 
     Args:
         optimizer: the optimizer to drive, for example SGD or torch's ``ZeroRedundancyOptimizer``.
-        world_size: ranks whose gradients are averaged. Default: that of ``torch.distributed``, else 1. Give 1
-            if each rank trains a model of its own.
-        scale: S >= 1, the base batches that a step averages, not necessarily whole. Default: one per
-            micro-batch, ``world_size * num_gradients_to_accumulate``.
+        world_size: number of ranks whose gradients are averaged. Default: the world size of
+            ``torch.distributed`` if it is initialized, else 1. Give 1 if each rank trains a separate model.
+        scale: S >= 1, the number of base batches that a step averages; it may be a fraction. Default: one
+            base batch per micro-batch, that is ``world_size * num_gradients_to_accumulate``.
         smoothing: theta of the moving averages, in [0, 1). Default: ``max(1 - n / 1000, 0)``, where n is the
             number of micro-batches of a step over all ranks. An average then spans about 1000 / n steps.
-        num_gradients_to_accumulate: backward passes per step and rank, >= 1; over all ranks >= 2.
-        is_scaled_loss: true if each loss is divided by ``num_gradients_to_accumulate``, so that ``.grad`` is
-            a mean. If false, call ``scale_grad_by_num_grads_to_accum()`` before ``step()``.
-        debias_ewma: true: exponential averages divided by the sum of their weights. False: the paper's mean
-            of the first 1 / (1 - theta) samples, then exponential (appendix B.3).
-        grad_scaler: the ``torch.amp.GradScaler`` in use. Statistics are then in unscaled units.
+        num_gradients_to_accumulate: number of backward passes of each rank per step, at least 1. The sum over
+            all ranks must be at least 2, because a variance needs two gradients.
+        is_scaled_loss: whether you divide each loss by ``num_gradients_to_accumulate``, so that ``.grad`` is
+            a mean. If not, call ``scale_grad_by_num_grads_to_accum()`` before ``step()``.
+        debias_ewma: if true, use exponential averages divided by the sum of their weights. If false, use the
+            paper's form: the mean of the first 1 / (1 - theta) samples, then an exponential average
+            (appendix B.3).
+        grad_scaler: the ``torch.amp.GradScaler`` in use, so that statistics can be reported in unscaled
+            units.
         rule: ``gain``, ``sqrt_gain`` or ``measure``.
 
     Raises:
@@ -86,7 +92,8 @@ class AdaScale(Optimizer):
         grad_scaler: torch.amp.GradScaler | None = None,
         rule: str = "gain",
     ) -> None:
-        # Optimizer.__init__ is not called: groups, state and step hooks belong to the wrapped optimizer.
+        # Optimizer.__init__ is not called, because groups, state and step hooks belong to the wrapped
+        # optimizer.
         _check_optimizer(optimizer, rule)
         self._optimizer, self._exponent = optimizer, _EXPONENTS[rule]
         self._all_ranks = world_size is None
@@ -110,16 +117,16 @@ class AdaScale(Optimizer):
         self._statistics = GradientStatistics(self._groups(), self._settings)
         self._tau, self._schedule_steps = 0.0, 0
 
-    # Properties, since load_state_dict() of the wrapped optimizer replaces its groups and state.
+    # These are properties because load_state_dict() of the wrapped optimizer replaces its groups and state.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups of the wrapped optimizer; ``lr`` is the base learning rate."""
+        """Parameter groups of the wrapped optimizer. Their ``lr`` is the base learning rate, without gain."""
         return self._optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """State of the wrapped optimizer."""
+        """The state of the wrapped optimizer."""
         return self._optimizer.state
 
     def __getattr__(self, name: str) -> Any:
@@ -127,7 +134,8 @@ class AdaScale(Optimizer):
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
-    # GradScaler asks a fused optimizer to skip a step by itself. It must not ask the wrapped one.
+    # GradScaler leaves unscaling and skipping to an optimizer that has this flag, as a fused optimizer does.
+    # It must not leave them to the wrapped optimizer, so AdaScale does not pass its flag on.
     _step_supports_amp_scaling = False
 
     # Gain and progress
@@ -139,35 +147,35 @@ class AdaScale(Optimizer):
 
     @property
     def smoothing(self) -> float:
-        """theta of the moving averages."""
+        """theta, the smoothing factor of the moving averages, in [0, 1)."""
         return self._settings.smoothing
 
     def gain(self, pg_idx: int | None = None) -> float:
-        """Return the gain in [1, S] of one parameter group, or pooled over the trained groups.
+        """Return the gain, in [1, S], of one parameter group, or pooled over all trained groups by default.
 
-        Between the last backward pass and ``step()`` it includes the pending step. It is 1 before the first
-        step. The call waits for the device.
+        Between the last backward pass and ``step()``, the gain includes the pending step. Before the first
+        step it is 1. The call waits for the device.
         """
         return self._statistics.gains()[-1 if pg_idx is None else pg_idx]
 
     def grad_var_avg(self, pg_idx: int | None = None) -> float:
-        """Return the averaged sigma^2, the trace of the covariance of a base-batch gradient."""
+        """Return the moving average of sigma^2, the trace of the covariance of a base-batch gradient."""
         return self._average(pg_idx).variance
 
     def grad_sqr_avg(self, pg_idx: int | None = None) -> float:
-        """Return the averaged mu^2, the squared norm of the expected gradient."""
+        """Return the moving average of mu^2, the squared norm of the expected gradient."""
         return self._average(pg_idx).square
 
     def _average(self, pg_idx: int | None) -> Averages:
         return self._statistics.pooled() if pg_idx is None else self._statistics.pending.averages[pg_idx]
 
     def gradient_noise_scale(self, pg_idx: int | None = None) -> float:
-        """Return sigma^2 / mu^2 in base batches, >= 0.
+        """Return the gradient noise scale sigma^2 / mu^2 in base batches, at least 0.
 
-        Multiplied by the examples of a base batch, it is the simple noise scale tr(Sigma) / |G|^2
-        (McCandlish et al. 2018, arXiv 1812.06162, equation 2.9). Both averages are taken before the ratio
-        (their appendix A.1). The result is inf if mu^2 is 0, and nan before the first sample. It is biased
-        low where noise dominates, because mu^2 is clipped at 0 before it is averaged.
+        Multiplied by the number of examples in a base batch, it is the simple noise scale tr(Sigma) / |G|^2
+        (McCandlish et al. 2018, arXiv 1812.06162, equation 2.9). As in their appendix A.1, sigma^2 and mu^2
+        are averaged before the ratio is computed. The result is inf if mu^2 is 0, and nan before the first
+        sample. It is too low where noise dominates, because mu^2 is clipped at 0 before it is averaged.
         """
         variance, square = self.grad_var_avg(pg_idx), self.grad_sqr_avg(pg_idx)
         if square == 0:
@@ -176,7 +184,7 @@ class AdaScale(Optimizer):
 
     @property
     def scale_invariant_steps(self) -> float:
-        """tau, the steps of the base schedule that the steps so far are worth. Assignable."""
+        """tau, the number of steps of the base schedule that the steps so far replace. It can be assigned."""
         return self._tau
 
     @scale_invariant_steps.setter
@@ -185,16 +193,20 @@ class AdaScale(Optimizer):
 
     @property
     def skipped_steps(self) -> int:
-        """Number of steps skipped because a gradient was not finite."""
+        """Number of steps that were skipped because a gradient was not finite."""
         return self._statistics.skipped_steps
 
     def schedule_increment(self) -> int:
-        """Return the whole steps of the base schedule completed since the last call, for schedulers."""
+        """Return the number of base-schedule steps completed since the last call, to advance a scheduler."""
         before, self._schedule_steps = self._schedule_steps, math.floor(self._tau)
         return self._schedule_steps - before
 
     def done(self, total_steps: float) -> bool:
-        """Return whether tau >= ``total_steps``, the number of steps of the base schedule (Algorithm 2)."""
+        """Return whether training is complete, that is whether tau >= ``total_steps`` (Algorithm 2).
+
+        Args:
+            total_steps: number of steps of the base schedule.
+        """
         return self._tau >= total_steps
 
     # Methods of an optimizer
@@ -202,7 +214,7 @@ class AdaScale(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each group's learning rate scaled by ``rule``, then restore the learning rates.
 
-        If a gradient is not finite, no rank takes the step. Averages and tau then do not change.
+        If a gradient is not finite, no rank takes the step, and the averages and tau stay unchanged.
 
         Raises:
             RuntimeError: fewer than ``num_gradients_to_accumulate`` backward passes have run, or the number
@@ -220,7 +232,7 @@ class AdaScale(Optimizer):
             raise RuntimeError(
                 f"AdaScale: created with {self._settings.num_ranks} rank(s), but torch.distributed now has "
                 f"{_num_ranks()}; create it after init_process_group, Accelerator() or fabric.launch(), or "
-                "give world_size=1 if each rank trains a model of its own"
+                "give world_size=1 if each rank trains a separate model"
             )
         elif statistics.pending.finite:
             *gains, pooled = statistics.gains()
@@ -234,8 +246,8 @@ class AdaScale(Optimizer):
     def _step_without_backward(self) -> None:
         if all(parameter.grad is None for parameter in self._parameters()):
             return
-        # torch.distributed.checkpoint.state_dict creates an optimizer's state by a step with zero gradients
-        # and zero learning rates.
+        # A step with learning rate 0 is allowed, because torch.distributed.checkpoint.state_dict creates an
+        # optimizer's state by a step with zero gradients and zero learning rates.
         if any(group["lr"] != 0 for group in self.param_groups):
             raise RuntimeError(
                 "AdaScale: step() with gradients that did not come from backward() (set by hand, or after "
@@ -245,7 +257,7 @@ class AdaScale(Optimizer):
 
     @contextmanager
     def _learning_rates_times(self, factors: list[float]) -> Iterator[None]:
-        # The same objects are restored: a schedule may hold a learning rate that is a tensor.
+        # Restore the original objects, because a schedule may hold a reference to a learning rate tensor.
         base = [group["lr"] for group in self.param_groups]
         try:
             for group, lr, factor in zip(self.param_groups, base, factors, strict=True):
@@ -256,7 +268,13 @@ class AdaScale(Optimizer):
                 group["lr"] = lr
 
     def scale_grad_by_num_grads_to_accum(self) -> None:
-        """Divide ``.grad`` by the passes per step. Call it before ``step()`` if ``is_scaled_loss=False``."""
+        """Divide ``.grad`` by the number of backward passes per step, if the losses were not divided.
+
+        Call it before ``step()`` if ``is_scaled_loss=False``.
+
+        Raises:
+            RuntimeError: the losses are already divided (``is_scaled_loss=True``).
+        """
         if self._settings.is_scaled_loss:
             raise RuntimeError("AdaScale: the losses are divided already (is_scaled_loss=True)")
         for parameter in self._parameters():
@@ -264,18 +282,18 @@ class AdaScale(Optimizer):
                 parameter.grad /= self._settings.num_passes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients and discard the backward passes since the last step."""
+        """Clear the gradients, and discard the backward passes since the last step."""
         self._optimizer.zero_grad(set_to_none)
         self._statistics.begin_step(self._groups())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group between steps. Its averages start with its first sample."""
+        """Add a parameter group between two steps. Its averages start with its first sample."""
         self._statistics.refuse_between_passes("add_param_group()")
         self._optimizer.add_param_group(param_group)
         self._statistics.begin_step(self._groups())
 
     def unhook(self) -> None:
-        """Remove the hooks from the parameters for good. AdaScale then no longer keeps them alive."""
+        """Remove the hooks from the parameters for good, so that later backward passes are not observed."""
         self._statistics.unhook()
 
     def __del__(self) -> None:
@@ -283,12 +301,12 @@ class AdaScale(Optimizer):
             self.unhook()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, with AdaScale's numbers in its parameter groups.
+        """Return the wrapped optimizer's state with AdaScale's averages and progress in its parameter groups.
 
-        The numbers are floats and ints under keys that begin with ``adascale_``. So
-        ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` keep them. Settings
-        are not saved: create AdaScale as before. ``scale`` and ``num_gradients_to_accumulate`` may differ if
-        the base batch is the same.
+        These are floats and ints under keys that begin with ``adascale_``, so
+        ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` can handle them.
+        Settings are not saved: to resume, create AdaScale with the same arguments. ``scale`` and
+        ``num_gradients_to_accumulate`` may differ if the base batch is the same.
 
         Raises:
             RuntimeError: some but not all backward passes of a step have run.
@@ -304,10 +322,12 @@ class AdaScale(Optimizer):
         return {**state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state of AdaScale, or from one of the wrapped optimizer with new averages.
+        """Resume from a state of AdaScale, or from a state of the wrapped optimizer alone.
+
+        In the latter case the averages start from zero.
 
         Raises:
-            ValueError: the parameter groups differ. Nothing has changed then.
+            ValueError: the parameter groups differ. The state is then unchanged.
         """
         self._statistics.refuse_between_passes("load_state_dict()")
         self._optimizer.load_state_dict(state_dict)
@@ -336,7 +356,7 @@ def _num_ranks() -> int:
 def _check_optimizer(optimizer: Optimizer, rule: str) -> None:
     if rule not in RULES:
         raise ValueError(f"AdaScale: rule={rule!r}: must be one of {', '.join(RULES)}")
-    # FSDP marks its flat parameters and those it shards. FSDP2 and tensor parallelism use DTensor.
+    # FSDP marks the parameters that it flattens or shards. FSDP2 and tensor parallelism use DTensor.
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(hasattr(one, "_local_tensor") or getattr(one, "_fsdp_flattened", False) for one in parameters):
         raise ValueError(
@@ -345,7 +365,7 @@ def _check_optimizer(optimizer: Optimizer, rule: str) -> None:
             "optimizer's state"
         )
     made_for: Any = {"gain": SGD, "sqrt_gain": (Adam, AdamW)}
-    inner = getattr(optimizer, "optim", optimizer)  # of a ZeroRedundancyOptimizer
+    inner = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer wraps another optimizer
     is_torch = type(inner).__module__.startswith("torch.optim.")
     if rule != "measure" and is_torch and not isinstance(inner, made_for[rule]):
         raise ValueError(

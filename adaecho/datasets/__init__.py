@@ -1,1 +1,1 @@
-"""Stored data sets, from files to arrays or sources."""
+"""Find and read stored data sets, and return arrays or sources of examples."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 in memory: tables in the hub's schema (``img``, ``label``), or the original pickles."""
+"""Read CIFAR-10 into memory, from tables in the hub's schema (``img``, ``label``) or the original pickles."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -14,21 +14,21 @@ from adaecho.errors import DataError
 
 SIDE = 32
 NUM_CLASSES = 10
-_CHUNK = 500  # encoded images that a thread takes at a time
-_PICKLES = "cifar-10-batches-py"  # the folder in cifar-10-python.tar.gz
+_CHUNK = 500  # number of encoded images that a thread decodes at a time
+_PICKLES = "cifar-10-batches-py"  # name of the folder in cifar-10-python.tar.gz
 
 Split = Literal["train", "test"]
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
-"""From an encoded ``image`` and its ``label`` (or the files of a shard) to the decoded image and label."""
+"""A function that decodes one example: an encoded ``image`` and its ``label``, or the files of a shard."""
 
 
 class Cifar10(NamedTuple):
-    """Stored images.
+    """Stored images of CIFAR-10.
 
     Attributes:
-        read: ``read(split, bad)`` gives the usable examples of a split, decoded, in stored order.
+        read: ``read(split, bad)`` returns the usable examples of a split, decoded, in stored order.
         has_test: whether there is a split "test".
-        files: of all splits.
+        files: the files of all splits.
     """
 
     read: Callable[[Split, BadExampleBudget], Images]
@@ -44,7 +44,8 @@ def find(path: str | None, decode: Decode) -> Cifar10:
         decode: decodes one example.
 
     Raises:
-        DataError: there is no such data. ``read`` raises it if there are more bad examples than allowed.
+        DataError: there is no such data. Calling ``read`` of the result raises it if there are more bad
+            examples than allowed.
     """
     if path is None:
         raise DataError("data.path=null: cifar10 needs a folder or a hub id, e.g. data.path=uoft-cs/cifar10")
@@ -67,7 +68,11 @@ def find(path: str | None, decode: Decode) -> Cifar10:
 
 
 def _read_pickles(root: Path, split: Split) -> Images:
-    """torchvision compares checksums first, so only the files of the original archive are unpickled."""
+    """Read a split of the original archive.
+
+    torchvision compares checksums first, so that only the original files are unpickled, which may execute
+    code.
+    """
     from torchvision.datasets import CIFAR10
 
     try:
@@ -83,12 +88,12 @@ def _read_pickles(root: Path, split: Split) -> Images:
 def decode_all(
     examples: Iterable[tuple[str, dict[str, Any]]], decode: Decode, bad: BadExampleBudget
 ) -> Images:
-    """Decode examples on all cores (OpenCV releases the GIL) and stack the usable ones.
+    """Decode examples on all cores (OpenCV releases the GIL), and stack those that can be decoded.
 
     Args:
-        examples: pairs of a name for messages and an example.
+        examples: pairs of an example's name for messages and the example.
         decode: decodes one example.
-        bad: skips the examples that can't be decoded.
+        bad: collects the examples that can't be decoded.
     """
 
     def attempt(named: tuple[str, dict[str, Any]]) -> dict[str, Any] | str:

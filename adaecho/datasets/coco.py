@@ -1,4 +1,4 @@
-"""Detection data in COCO's schema: the official layout, or any folder of images and annotation files.
+"""Read detection data in COCO's schema, in the official layout or from any folder of images and annotations.
 
 T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", 2014. The schema is described at
 https://cocodataset.org/#format-data.
@@ -29,13 +29,15 @@ _IMAGES = ("{split}2017", "{split}", "images/{split}2017", "images/{split}", "im
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The annotated boxes of one image.
+    """The annotated boxes of one image, K in number.
 
     Attributes:
         boxes: float32 [K, 4] as x1, y1, x2, y2 in pixels.
         labels: int64 [K], from 1.
-        crowd: bool [K]: a box around many objects. It is neither learned nor counted as missed.
-        areas: float64 [K], of the objects in pixels; they decide between small, medium and large.
+        crowd: bool [K], whether the box surrounds many objects. This box is not trained on, and is not
+            counted as missed.
+        areas: float64 [K], areas of the objects in pixels, which determine whether they count as small,
+            medium or large.
     """
 
     boxes: NDArray[np.float32]
@@ -46,12 +48,14 @@ class GroundTruth:
 
 @dataclass(frozen=True, eq=False)
 class DetectionImages:
-    """Map-style: encoded images with their boxes, ``{"image", "boxes", "labels", "size"}``, without crowds.
+    """A map-style dataset of encoded images with their boxes, without crowds.
+
+    An example is ``{"image", "boxes", "labels", "size"}``.
 
     Attributes:
-        categories: their names; label k is the name k - 1.
-        files: of each image.
-        truths: the boxes of each image, including crowds.
+        categories: names of the categories; label k has the name at index k - 1.
+        files: path of each image.
+        truths: boxes of each image, including crowds.
         sizes: height and width of each image in pixels, from the annotations.
     """
 
@@ -74,27 +78,27 @@ class DetectionImages:
         }
 
     def origin(self, row: int) -> str:
-        """Name of an image in messages."""
+        """Return the name of an image for messages."""
         return str(self.files[row])
 
     def with_boxes(self) -> "DetectionImages":
-        """The images with at least one box that is not a crowd."""
+        """Return the images that have at least one box that is not a crowd."""
         return self.take([row for row, truth in enumerate(self.truths) if not truth.crowd.all()])
 
     def take(self, rows: Sequence[int]) -> "DetectionImages":
-        """The images of these rows."""
+        """Return the images of these rows."""
         columns = ([column[row] for row in rows] for column in (self.files, self.truths, self.sizes))
         return DetectionImages(self.categories, *columns)  # type: ignore[arg-type]
 
 
 def read_both(path: str, bad: BadExampleBudget) -> tuple[DetectionImages, DetectionImages | None, list[Path]]:
-    """Read the training split, the validation split if present, and the annotation files.
+    """Read the training split, the validation split if there is one, and the paths of the annotation files.
 
     Args:
         path: a folder with ``annotations/instances_train2017.json``, ``train2017/`` and so on; other common
             names are found too.
-        bad: skips images without a file. It also skips boxes without area inside their image, and boxes of
-            an unlisted category or image; the rest of the image stays.
+        bad: collects what is skipped: images without a file, boxes that have no area within their image, and
+            boxes of an unlisted category or image. If a box is skipped, the rest of its image is used.
 
     Raises:
         DataError: files are missing or not in the schema, no image is left, more is bad than the budget
@@ -126,7 +130,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
     try:
         content = json.loads(file.read_bytes())
         images = {one["id"]: (one["file_name"], one["height"], one["width"]) for one in content["images"]}
-        # Sorted by id: COCO's ids have gaps, labels have none.
+        # Labels are the positions in the order of ids, because COCO's ids have gaps.
         categories = {one["id"]: str(one["name"]) for one in content["categories"]}
         labels = {number: label for label, number in enumerate(sorted(categories), start=1)}
         listed = [(one["image_id"], one["category_id"], one) for one in content["annotations"]]
@@ -155,7 +159,11 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
 
 
 def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Path]:
-    """Paths of the listed images, in the folder with most of them; the annotation file's folder wins ties."""
+    """Return the paths of the listed images.
+
+    They are looked up in the folder that contains most of them; in a tie, in the folder of the annotation
+    file.
+    """
     present: dict[str, Path] = {}
     folders = [top / name.format(split=word) for word in _SPLITS[split] for name in _IMAGES]
     for folder in [file.parent, *folders]:
@@ -166,7 +174,11 @@ def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Pa
 
 
 def _usable(annotation: dict[str, Any], label: int, height: float, width: float) -> list[float]:
-    """x1, y1, x2, y2 of the box clipped to the image, label, crowd flag, and area of the object.
+    """Check one annotation.
+
+    Returns:
+        x1, y1, x2 and y2 of the box clipped to the image, its label, its crowd flag, and the area of the
+        object.
 
     Raises:
         ValueError: the annotation can't be used.

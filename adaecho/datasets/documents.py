@@ -1,4 +1,4 @@
-"""Documents of text: text files, JSON lines, tables (parquet, the hub), or Python's standard library."""
+"""Read documents of text from text files, JSON lines, tables (parquet, the hub) or the standard library."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ from adaecho.datasets.storage import load_tables, visible_files
 from adaecho.errors import DataError
 
 Text = str | ValueError
-"""The text of a document, or the reason why it can't be read."""
+"""The text of a document, or an error that says why the document can't be read."""
 
 _TEXT_ENDINGS = (".txt", ".py", ".md")
 _JSON_ENDINGS = (".jsonl", ".json.gz", ".jsonl.gz")
@@ -24,13 +24,14 @@ _WORDS = {"train": "train|training", "validation": "validation|valid|val|dev", "
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents by split.
+    """Documents of text, by split.
 
     Attributes:
-        splits: files, or ``datasets`` splits, under ``train``, and ``validation`` and ``test`` if present.
+        splits: files, or ``datasets`` splits, under the names ``train`` and, if present, ``validation`` and
+            ``test``.
         files: all files of the splits.
-        column: the column of text in tables and JSON lines.
-        lines: whether each line of a text file is a document; else the file is one.
+        column: name of the text column in tables and JSON lines.
+        lines: whether each line of a text file is a document; otherwise a whole file is one document.
     """
 
     splits: dict[str, list[Any]]
@@ -40,11 +41,11 @@ class Documents:
 
     @property
     def held_out(self) -> str | None:
-        """The split to validate on: ``validation``, else ``test``, else None."""
+        """The split to validate on: ``validation`` if present, else ``test`` if present, else None."""
         return next((name for name in ("validation", "test") if name in self.splits), None)
 
     def read(self, shard: Any, first: int = 0) -> Iterator[tuple[str, Text]]:
-        """Documents of one file or table from index ``first``, each with its name for messages."""
+        """Yield the documents of a file or table from index ``first`` on, each with its name for messages."""
         if not isinstance(shard, Path):
             rows = shard.select(range(first, len(shard))).with_format("arrow").iter(1000)
             texts = (text for batch in rows for text in batch[self.column].to_pylist())
@@ -61,14 +62,15 @@ class Documents:
 def find_documents(path: str | None, *, column: str = "text", lines: bool = False) -> Documents:
     """Find the documents of ``data.path``.
 
-    File names decide the splits. If some names (or folders) contain the word train and others validation,
-    valid, val, dev or test, the files form these splits. Else all files are for training.
+    The names of files determine their splits. If the names of some files or folders contain the word train,
+    and others contain validation, valid, val, dev or test, the files form these splits. Otherwise all files
+    are for training.
 
     Args:
-        path: a folder with parquet files, JSON lines or text files (.txt, .py, .md) at any depth; one file
-            of text or JSON lines; a hub id (see ``load_tables``); or None for the standard library of this
-            Python.
-        column: the column of text in tables and JSON lines.
+        path: a folder with parquet files, JSON lines or text files (.txt, .py, .md) at any depth; a single
+            file of text or JSON lines; a hub id (see ``load_tables``); or None for the standard library of
+            the running Python.
+        column: name of the text column in tables and JSON lines.
         lines: whether each line of a text file is a document.
 
     Raises:
@@ -112,7 +114,10 @@ def _by_split(root: Path, files: list[Path]) -> dict[str, list[Path]]:
 
 
 def _standard_library() -> list[Path]:
-    """Modules of the standard library, sorted, without tests, documentation and installed packages."""
+    """Return the modules of the standard library, sorted.
+
+    Tests, documentation and installed packages are left out.
+    """
     left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
     files = _LIBRARY.rglob("*.py")
     return sorted(file for file in files if not left_out & set(file.relative_to(_LIBRARY).parts))
@@ -128,16 +133,16 @@ def _texts(file: Path, *, lines: bool) -> Iterator[Text]:
 
 
 def _json_lines(file: Path, column: str) -> Iterator[Text]:
-    """Blank lines are skipped, and null is an empty document, as in parquet."""
+    """Yield the texts of JSON lines. As in parquet, null is an empty document. Blank lines are skipped."""
     try:
         with gzip.open(file, "rb") if file.suffix.lower() == ".gz" else file.open("rb") as opened:
             for line in filter(bytes.strip, opened):
                 try:
                     text = json.loads(line)[column]
                     if isinstance(text, str):
-                        text.encode()  # JSON can hold unpaired surrogates
+                        text.encode()  # raises an error for unpaired surrogates, which JSON can contain
                 except (ValueError, KeyError, TypeError) as error:
-                    text = ValueError(f"is no JSON object with {column!r} ({type(error).__name__}: {error})")
+                    text = ValueError(f"not a JSON object with {column!r} ({type(error).__name__}: {error})")
                 if not isinstance(text, str | ValueError | None):
                     text = ValueError(f"{column!r} is of type {type(text).__name__}, not str")
                 yield text or ""

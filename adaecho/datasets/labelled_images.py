@@ -1,6 +1,7 @@
-"""Encoded images with one class each: class folders, tables (parquet, the hub), tar shards.
+"""Read encoded images that have one class each, from class folders, tables (parquet, the hub) or tar shards.
 
-ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) is stored in each form.
+ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) is available in each of
+these forms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ _VALIDATION = ("validation", "val", "valid", "test")
 
 
 class ImageFiles:
-    """Map-style: the bytes of each file as ``image``, and its ``label``."""
+    """A map-style dataset of image files: the bytes of each file as ``image``, and its ``label``."""
 
     thread_safe = True
 
@@ -33,14 +34,14 @@ class ImageFiles:
         return {"image": self.files[row].read_bytes(), "label": self.labels[row]}
 
     def origin(self, row: int) -> str:
-        """Name of an image in messages."""
+        """Return the name of an image for messages."""
         return str(self.files[row])
 
 
 class ImageTable:
-    """Map-style: rows of a ``datasets`` split, with images as bytes."""
+    """A map-style dataset of the rows of a ``datasets`` split, with each image as bytes."""
 
-    thread_safe = True  # rows of memory-mapped Arrow, which nothing writes to
+    thread_safe = True  # the rows are memory-mapped Arrow data, which no code writes to
 
     def __init__(self, split: Any, name: str) -> None:
         self._split, self._name = split, name
@@ -51,23 +52,24 @@ class ImageTable:
     def __getitem__(self, row: int) -> dict[str, Any]:
         example: dict[str, Any] = self._split[row]
         image = example["image"]
-        if isinstance(image, dict):  # the builder stores only paths of files, for example of a zip archive
+        # Some builders store only the paths of image files, for example inside a zip archive.
+        if isinstance(image, dict):
             image = image["bytes"] or Path(image["path"]).read_bytes()
         return {**example, "image": image}
 
     def origin(self, row: int) -> str:
-        """Name of an image in messages."""
+        """Return the name of an image for messages."""
         return f"{self._name}, row {row}"
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """One split.
+    """One split of labelled images.
 
     Attributes:
-        source: map-style, or ``TarShards`` whose examples hold the files of each key.
-        files: paths, or urls of shards.
-        classes: names in the order of their labels; empty if the data has none (tar shards).
+        source: a map-style dataset, or ``TarShards`` whose examples contain the files of each key.
+        files: paths of files, or urls of shards.
+        classes: names of the classes in the order of their labels; empty for tar shards, which have no names.
     """
 
     source: Any
@@ -76,13 +78,13 @@ class LabelledImages:
 
 
 def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledImages, LabelledImages | None]:
-    """Find the training split, and the validation split if present.
+    """Find the training split, and the validation split if there is one.
 
     Args:
-        path: tar shards by path, url or pattern, a hub id, or a folder of one of these forms:
+        path: tar shards by path, url or pattern; a hub id; or a folder with one of these contents:
             ``train/<class>/`` and optionally ``val/<class>/`` (or validation, valid, test); class folders
-            alone; ``train*.tar`` and ``val*.tar``; parquet files, whose splits ``datasets`` finds.
-        validation_path: the validation images in one of these forms; None: under ``path``.
+            alone; ``train*.tar`` and ``val*.tar``; or parquet files, whose splits ``datasets`` finds.
+        validation_path: the validation images in one of these forms; None if they are under ``path``.
 
     Raises:
         DataError: there are no such images, there is only one class, or the splits have different classes.
@@ -130,7 +132,12 @@ def _splits(path: str, key: str) -> dict[str, LabelledImages]:
 
 
 def open_shards(urls: list[str], key: str, **settings: int) -> TarShards:
-    """``TarShards(urls, **settings)``.
+    """Return ``TarShards(urls, **settings)``, with an error that names the config key.
+
+    Args:
+        urls: the shards.
+        key: the config key for the message.
+        settings: further arguments of ``TarShards``.
 
     Raises:
         DataError: there are no such shards.
@@ -142,7 +149,7 @@ def open_shards(urls: list[str], key: str, **settings: int) -> TarShards:
 
 
 def read_shards(urls: list[str], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All examples of tar shards in stored order, each with its name for messages.
+    """Yield all examples of tar shards in stored order, each with its name for messages.
 
     Raises:
         DataError: the shards are missing, can't be read, or contain no examples.
@@ -159,7 +166,7 @@ def read_shards(urls: list[str], key: str) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _class_folders(top: Path) -> LabelledImages:
-    """The folders in ``top`` are classes, sorted by name, as in torchvision's ``ImageFolder``."""
+    """Use each folder in ``top`` as a class, sorted by name as in torchvision's ``ImageFolder``."""
     classes = sorted(folder.name for folder in top.iterdir() if folder.is_dir() and folder.name[0] != ".")
     files, labels = list[Path](), list[int]()
     for label, name in enumerate(classes):

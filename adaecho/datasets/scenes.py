@@ -1,7 +1,7 @@
-"""Scenes for detection: handwritten digits on canvases of 64 pixels.
+"""Generate scenes for detection: handwritten digits at random positions on a canvas of 64 x 64 pixels.
 
-The digits are scikit-learn's. A fixed seed draws their positions, their sizes and the background, so every
-scene is the same on every machine.
+The digits are scikit-learn's. Their positions and sizes and the background are drawn with a fixed seed, so
+that every scene is the same on every machine.
 """
 
 from typing import Any
@@ -14,14 +14,16 @@ from adaecho.datasets.coco import GroundTruth
 
 SIDE = 64
 MOST_DIGITS = 4
-SIDES_PIXELS = (14, 28)  # of a pasted glyph
+SIDES_PIXELS = (14, 28)  # smallest and largest side of a pasted glyph
 BRIGHTEST = 16
 _SEED = 20260101
 _TRIES = 20
 
 
 class Scenes:
-    """Map-style: ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``.
+    """A map-style dataset of scenes with K boxes each.
+
+    An example is ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``.
 
     Attributes:
         categories, truths, sizes: as in ``DetectionImages``.
@@ -44,18 +46,18 @@ class Scenes:
         return self.examples[row]
 
     def origin(self, row: int) -> str:
-        """Name of a scene in messages."""
+        """Return the name of a scene for messages."""
         return f"scene {row}"
 
 
 def make_scenes(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], number: int, *, seed: int) -> Scenes:
-    """Scenes of 1 to 4 digits whose boxes do not overlap.
+    """Generate scenes with 1 to 4 digits each, whose boxes do not overlap.
 
     Args:
-        glyphs: uint8 [N, 8, 8], values 0 to 16.
+        glyphs: uint8 [N, 8, 8], images of digits with values 0 to 16.
         digits: int64 [N], 0 to 9; the label of digit d is d + 1.
-        number: number of scenes; scene i does not depend on it.
-        seed: seeds the scenes.
+        number: number of scenes. Scene i is the same for any number.
+        seed: seed of the random positions, sizes and backgrounds.
     """
     rngs = (np.random.default_rng((_SEED, seed, row)) for row in range(number))
     return Scenes([_scene(glyphs, digits, rng) for rng in rngs])
@@ -92,6 +94,6 @@ def _free_corner(boxes: list[list[int]], side: int, rng: np.random.Generator) ->
 
 
 def _tight(shade: NDArray[np.float32], x: int, y: int) -> list[int]:
-    """The box around the ink of a glyph."""
+    """Return the smallest box around the ink of a glyph."""
     rows, columns = np.nonzero(shade.max(axis=1) > 0.2)[0], np.nonzero(shade.max(axis=0) > 0.2)[0]
     return [x + int(columns[0]), y + int(rows[0]), x + int(columns[-1]) + 1, y + int(rows[-1]) + 1]

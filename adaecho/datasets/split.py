@@ -1,4 +1,4 @@
-"""Train and validation splits."""
+"""Split examples into a training and a validation split."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Subset:
-    """Map-style subset of a dataset, which need not fit in memory.
+    """A map-style dataset of chosen examples of another dataset, which may be larger than the memory.
 
     Args:
-        dataset: indexable.
-        rows: int64 [n], indices of its examples.
+        dataset: a map-style dataset.
+        rows: int64 [n], indices of the examples in ``dataset``.
     """
 
     def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
@@ -29,7 +29,7 @@ class Subset:
         return self.dataset[int(self.rows[row])]
 
     def origin(self, row: int) -> str:
-        """Name of an example in messages."""
+        """Return the name of an example for messages."""
         return str(self.dataset.origin(int(self.rows[row])))
 
 
@@ -39,9 +39,9 @@ def train_validation_split(
     """Split arrays into training and validation examples by a seeded permutation.
 
     Args:
-        examples: arrays of one length N.
+        examples: arrays of the same length N.
         num_validation: number of validation examples, 1 <= num_validation < N.
-        seed: seeds the permutation ``numpy.random.default_rng(seed).permutation(N)``.
+        seed: seed of the permutation, ``numpy.random.default_rng(seed).permutation(N)``.
 
     Returns:
         The training examples, and the validation examples.
@@ -57,7 +57,9 @@ def train_validation_split(
 def split_indices(
     number: int, num_validation: int | None, *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the training and validation examples of ``train_validation_split``, for ``Subset``.
+    """Return the indices of the training and of the validation examples, for ``Subset``.
+
+    They are the same as in ``train_validation_split``.
 
     Raises:
         DataError: ``num_validation`` is None, or no training example would be left.
@@ -77,7 +79,7 @@ def split_indices(
 
 
 def refuse_number(number: int | None, path: str) -> None:
-    """Raise a ConfigError if ``data.validation_examples`` is set for data with a validation split."""
+    """Raise a ConfigError if ``data.validation_examples`` is set for data with its own validation split."""
     if number is not None:
         raise ConfigError(
             f"data.validation_examples={number}: {path} has a validation split; leave the key null "
@@ -86,10 +88,10 @@ def refuse_number(number: int | None, path: str) -> None:
 
 
 def first_of(examples: Arrays, number: int | None) -> Arrays:
-    """The first ``number`` examples, or all for None.
+    """Return the first ``number`` examples, or all examples if ``number`` is None.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: there are fewer than ``number`` examples.
     """
     available = len(next(iter(examples.values())))
     if number is not None and number > available:

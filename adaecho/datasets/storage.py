@@ -1,4 +1,7 @@
-"""Stored data: tables of Hugging Face ``datasets``, failing storage, the digest of files, bad examples."""
+"""Load tables with Hugging Face's ``datasets``, report storage errors, and collect bad examples.
+
+The digest of a data set's files, which a checkpoint stores, is computed here too.
+"""
 
 import hashlib
 import os
@@ -11,15 +14,15 @@ from typing import Any, NamedTuple
 from adaecho.errors import DataError, warn
 
 FILES = "files_sha256"
-_LISTED = 20  # bad examples in an error message
+_LISTED = 20  # an error message lists at most this many bad examples
 _REMEDY = "after fixing it, run the same command again: a run resumes from its checkpoint"
 
 
 class Tables(NamedTuple):
-    """A data set of tables.
+    """A data set that consists of tables.
 
     Attributes:
-        splits: a ``datasets.Dataset`` for each name, such as "train".
+        splits: a ``datasets.Dataset`` for each split name, such as "train".
         files: the local files; for a hub id, the files in the cache of ``datasets``.
     """
 
@@ -28,31 +31,32 @@ class Tables(NamedTuple):
 
 
 def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> Tables:
-    """Load tables with ``datasets.load_dataset``, whose conventions name the splits.
+    """Load tables with ``datasets.load_dataset``, whose conventions determine the names of the splits.
 
-    ``datasets`` stores an Arrow copy of the tables in its cache (``HF_HOME``) and reads rows from there.
+    ``datasets`` stores a copy of the tables in its cache (``HF_HOME``) in Arrow format, and reads rows from
+    that copy.
 
     Args:
         path: a local folder (of parquet files, for example), or a hub id: owner/name, or
             owner/name/configuration.
         columns: the columns that each split must have. Images stay encoded.
-        key: the config key that names the path, for messages.
+        key: the config key that contains the path, for messages.
 
     Raises:
         DataError: the tables can't be loaded, or lack a column.
     """
-    import datasets  # takes most of a second; only tasks with tables need it
+    import datasets  # imported here, because it takes most of a second
 
     datasets.disable_progress_bars()
     local = Path(path).expanduser()
     owner_name, configuration = "/".join(path.split("/")[:2]), "/".join(path.split("/")[2:]) or None
     if not local.exists() and ("://" in path or path.count("/") not in (1, 2)):
-        raise DataError(f"{key}={path}: there is no such file or folder, and it is no hub id (owner/name)")
+        raise DataError(f"{key}={path}: there is no such file or folder, and it is not a hub id (owner/name)")
     named = (str(local.resolve()), None) if local.exists() else (owner_name, configuration)
     try:
-        # Map the files, even if HF_DATASETS_IN_MEMORY_MAX_SIZE asks for small tables in memory.
+        # Always map the files, even if HF_DATASETS_IN_MEMORY_MAX_SIZE would load small tables into memory.
         splits = datasets.load_dataset(*named, keep_in_memory=False)
-    except Exception as error:  # many types, one meaning
+    except Exception as error:  # datasets raises many types of errors if tables can't be loaded
         what = "can't be loaded" if local.exists() else "no such folder, and the hub id can't be loaded"
         raise DataError(
             f"{key}={path}: {what} ({type(error).__name__}: {error}). Check files, name, connection and "
@@ -76,7 +80,7 @@ def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> 
 
 
 def visible_files(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without hidden files and folders."""
+    """Yield all files below a folder, except hidden files and those in hidden folders."""
     for entry in os.scandir(folder) if folder.is_dir() else ():
         if entry.name[0] != ".":
             yield from visible_files(folder / entry.name) if entry.is_dir() else [folder / entry.name]
@@ -84,22 +88,22 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Convert errors of storage into a ``DataError`` that names the file, the cause and the remedy."""
+    """Convert storage errors inside the block into a ``DataError`` that names file, cause and remedy."""
     try:
         yield
     except (ConnectionError, tarfile.TarError) as error:
         raise DataError(f"{error}; {_REMEDY}") from error
     except OSError as error:
-        if error.filename is None:  # not an error of a file
+        if error.filename is None:  # the error does not concern a file
             raise
         raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
 
 
 def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """Digest of the files' names, their folders' names and their sizes. Urls count by name alone.
+    """Return a digest of the names, folder names and sizes of files. Of a url only the name counts.
 
-    A checkpoint stores the digest, so a run is not resumed after files were added, removed or replaced.
-    Contents are not read. The result is empty if there are no files.
+    A checkpoint stores the digest, so that a run is not resumed by mistake after files were added, removed or
+    replaced. The contents are not read. The result is empty if there are no files.
 
     Raises:
         DataError: a file is missing or can't be read.
@@ -119,26 +123,26 @@ def _name_and_size(name: str) -> str:
 
 
 class BadExampleBudget:
-    """Bad examples: skipped and listed up to a budget, an error beyond it.
+    """Collect bad examples, which are skipped, until there are more than a budget allows.
 
     Args:
         budget: ``data.max_bad_examples``.
 
     Attributes:
-        found: a line for each skipped example: its origin and the reason.
+        found: a line for each skipped example, with its origin and the reason.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget, self.found = budget, list[str]()
 
     def add(self, *lines: str) -> None:
-        """Skip examples, and print their lines on stderr.
+        """Record skipped examples, and print a warning for each of them.
 
         Args:
-            lines: of each example: file and row, a colon, and the reason.
+            lines: one line for each example: file and row, a colon, and the reason.
 
         Raises:
-            DataError: there are more bad examples than the budget. The message lists up to 20 of them.
+            DataError: there are now more bad examples than the budget. The message lists up to 20 of them.
         """
         self.found += lines
         if len(self.found) > self._budget:

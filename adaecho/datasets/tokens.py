@@ -1,4 +1,4 @@
-"""Text as token numbers: memory-mapped examples in the cache folder, or a stream of examples."""
+"""Text as token numbers, either as memory-mapped examples in the cache folder or as a stream of examples."""
 
 import hashlib
 import json
@@ -20,20 +20,21 @@ from adaecho.datasets.split import split_indices
 from adaecho.datasets.storage import BadExampleBudget, digest_of_files
 from adaecho.errors import ConfigError, DataError
 
-PAD, END = 0, 1  # special tokens: PAD fills a short example; END begins and ends a document
+PAD, END = 0, 1  # special tokens: PAD fills up a short example; END marks the beginning and end of a document
 _VERSION = 5
-_DOCUMENTS = 512  # encoded at once
+_DOCUMENTS = 512  # number of documents that are encoded together
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How documents become examples of ``block`` predictions, that is ``block + 1`` tokens.
+    """Describes how documents become examples of ``block`` predictions, that is, of ``block + 1`` tokens.
 
     Attributes:
-        kind: ``packed`` joins documents with an END after each, and cuts them into blocks that overlap by one
-            token; the tail is dropped. ``sentence`` makes one example of each document with an END on both
-            sides: PAD fills a short document, a long one is cut.
-        block: predictions of an example.
+        kind: with ``packed``, all documents are joined, each followed by an END, and cut into blocks that
+            overlap by one token; an incomplete last block is dropped. With ``sentence``, each document
+            becomes one example with an END on both sides; a short document is filled up with PAD, and a long
+            one is cut off.
+        block: number of predictions of an example.
         vocabulary: number of tokens, including PAD and END.
     """
 
@@ -44,11 +45,11 @@ class Packing:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Contents of the cache.
+    """Tokenized examples, as read from the cache.
 
     Attributes:
-        tokenizer: of the ``tokenizers`` library.
-        train, validation: unsigned [n, block + 1], memory-mapped.
+        tokenizer: a tokenizer of the ``tokenizers`` library.
+        train, validation: unsigned integers [n, block + 1], memory-mapped.
         meta: counts, and the sha256 of the tokenizer.
     """
 
@@ -59,7 +60,10 @@ class Tokens:
 
 
 def cache_key(documents: Documents, *settings: Any) -> str:
-    """Cache key of these documents and settings. A file's modification time, name and size count."""
+    """Return the cache key of documents and settings.
+
+    It changes with the modification time, name or size of any file.
+    """
     times = [(str(file), file.stat().st_mtime_ns) for file in documents.files]
     digest = digest_of_files(documents.files)
     key = [times, digest, documents.column, documents.lines, *settings, _VERSION]
@@ -67,16 +71,18 @@ def cache_key(documents: Documents, *settings: Any) -> str:
 
 
 def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Tokens:
-    """The examples of these documents, from the cache if present.
+    """Return the tokenized examples of documents, from the cache if they are there.
 
     Args:
         documents: text by split.
         packing: how documents become examples.
-        data: its ``validation_examples`` training documents are held out by ``split_seed``; null: the split
-            ``validation``, else ``test``, is used. ``max_bad_examples`` unreadable documents are skipped.
+        data: ``validation_examples`` of the training documents are held out for validation, chosen by
+            ``split_seed``; if it is null, the split ``validation``, or else ``test``, is used. Up to
+            ``max_bad_examples`` unreadable documents are skipped.
 
     Raises:
-        DataError: more bad documents than allowed, too little text, or the cache can't be written.
+        DataError: there are more bad documents than allowed, there is too little text, or the cache can't be
+            written.
         ConfigError: the text supports fewer subwords than ``packing.vocabulary``.
     """
     settings = (data.validation_examples, data.split_seed, data.max_bad_examples)
@@ -91,7 +97,7 @@ def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Token
 
 
 def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
-    """The tokenizer of some texts, from the cache if present.
+    """Return the tokenizer of some texts, from the cache if it is there.
 
     Args:
         key: cache key of the texts; see ``cache_key``.
@@ -108,7 +114,10 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
 
 @contextmanager
 def _new_in_cache(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes ``path`` at the end, so a killed process leaves nothing partial."""
+    """Yield a temporary path that is renamed to ``path`` at the end of the block.
+
+    A process that is killed inside the block therefore leaves nothing incomplete under ``path``.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
@@ -123,7 +132,7 @@ def _new_in_cache(path: Path) -> Iterator[Path]:
 
 
 def _move(new: Path, path: Path) -> None:
-    """Rename, or keep the folder that another process has made in the meantime."""
+    """Rename a folder to ``path``, or keep the folder that another process has created there meanwhile."""
     try:
         new.rename(path)
     except OSError:
@@ -132,7 +141,7 @@ def _move(new: Path, path: Path) -> None:
 
 
 def _examples(file: Path, packing: Packing) -> NDArray[Any]:
-    """Examples [n, block + 1] of a file."""
+    """Return the examples [n, block + 1] of a file."""
     flat = np.memmap(file, _dtype(packing.vocabulary), "r")
     if packing.kind == "sentence":
         return flat.reshape(-1, packing.block + 1)
@@ -143,17 +152,20 @@ def _load_tokenizer(file: Path) -> Any:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(file.read_text("utf-8"))
-    tokenizer.encode_special_tokens = True  # the file does not store this setting
+    tokenizer.encode_special_tokens = True  # set it again, because the file does not store this setting
     return tokenizer
 
 
 def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig) -> None:
-    """Pass three times over the documents: count them, train the tokenizer, write token numbers."""
+    """Write tokenizer and examples into a folder.
+
+    This reads the documents three times: to count them, to train the tokenizer, and to write token numbers.
+    """
     counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, _dtype(packing.vocabulary)
     bad = BadExampleBudget(data.max_bad_examples)
 
     def texts(split: str, *, count: bool = False) -> Iterator[str]:
-        """Usable documents; one of the passes counts the others."""
+        """Yield the usable documents. If ``count`` is set, count and report the others too."""
         for shard in documents.splits[split]:
             for origin, text in documents.read(shard):
                 if isinstance(text, str) and text.strip():
@@ -203,19 +215,19 @@ def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig
 
 
 def _dtype(vocabulary: int) -> np.dtype[Any]:
-    """The smallest unsigned type for token numbers."""
+    """Return the smallest unsigned type that can represent all token numbers."""
     return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
 
 
 def sentence(tokens: list[int], block: int, dtype: Any) -> NDArray[Any]:
-    """The first ``block + 1`` tokens, filled with PAD."""
+    """Return the first ``block + 1`` tokens, filled up with PAD."""
     row = np.full(block + 1, PAD, dtype)
     row[: len(tokens)] = tokens[: block + 1]
     return row
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE tokenizer (Sennrich et al. 2016), which can encode every text.
+    """Train a byte-level BPE tokenizer (Sennrich et al. 2016), which can encode any text.
 
     Raises:
         ConfigError: the texts have fewer subwords than ``vocabulary``.
@@ -223,7 +235,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.encode_special_tokens = True  # "[PAD]" in a text is text
+    tokenizer.encode_special_tokens = True  # the letters "[PAD]" in a text are not the special token
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -232,7 +244,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    with suppress(StopIteration):  # raised if there is no text
+    with suppress(StopIteration):  # the trainer raises it if there is no text
         tokenizer.train_from_iterator(texts, trainer)
     found = tokenizer.get_vocab_size()
     if found != vocabulary:
@@ -244,28 +256,28 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
 
 
 def _encode_all(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[int]]:
-    """Token numbers of each text, in order."""
+    """Yield the token numbers of each text, in order."""
     while batch := list(islice(texts, _DOCUMENTS)):
         yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(batch))
 
 
 Cursor = tuple[int, ...]
-"""Indices of the file, of its document, and of the document's block."""
+"""The index of a file, of a document in the file, and of a block in the document."""
 
 
 class TokenStream:
-    """Iterable of examples of ``block + 1`` tokens, for ``EchoLoader``, which resumes it exactly.
+    """An iterable of examples of ``block + 1`` tokens, which EchoLoader can resume exactly.
 
-    A document with an END on both sides is cut into blocks that overlap by one token. PAD fills the last
-    block. With at least as many files as ranks, each rank reads its own files. With fewer, all ranks read all
-    files, and each rank encodes its own documents.
+    A document with an END on both sides is cut into blocks that overlap by one token, and the last block is
+    filled up with PAD. If there are at least as many files as ranks, each rank reads only its own files.
+    Otherwise all ranks read all files, and each rank encodes only its own documents.
 
     Args:
         documents: text by split.
         split: the split to read.
-        tokenizer: of the ``tokenizers`` library.
-        block: predictions of an example.
-        max_bad_examples: unreadable documents to skip in each pass.
+        tokenizer: a tokenizer of the ``tokenizers`` library.
+        block: number of predictions of an example.
+        max_bad_examples: number of unreadable documents that may be skipped in each pass.
     """
 
     def __init__(
@@ -277,18 +289,18 @@ class TokenStream:
         self.rank, self.world = 0, 1
 
     def set_share(self, rank: int, world_size: int) -> None:
-        """Give only the examples of this rank."""
+        """Yield only the examples of this rank from now on."""
         self.rank, self.world = rank, world_size
 
     def __iter__(self) -> "TokenIterator":
         return self.iterate_from((0, 0, 0))
 
     def iterate_from(self, position: Sequence[int]) -> "TokenIterator":
-        """Resume from the ``position`` of an iterator."""
+        """Return an iterator that resumes from the ``position`` of another iterator."""
         return TokenIterator(self, position)
 
     def examples_from(self, shard: int, document: int, block: int) -> Iterator[tuple[Cursor, NDArray[Any]]]:
-        """Each example from a cursor, with the cursor after it."""
+        """Yield each example from a cursor on, with the cursor after it."""
         bad, by_file = BadExampleBudget(self.max_bad_examples), len(self.shards) >= self.world
         for number in range(shard, len(self.shards)):
             if by_file and number % self.world != self.rank:
@@ -314,7 +326,7 @@ class TokenIterator:
     """One pass over the documents.
 
     Attributes:
-        position: cursor of the next example.
+        position: the cursor of the next example.
     """
 
     def __init__(self, stream: TokenStream, position: Sequence[int]) -> None:
@@ -329,5 +341,5 @@ class TokenIterator:
         return {"tokens": example}
 
     def close(self) -> None:
-        """Close the open file."""
+        """Close the file that is open."""
         self._examples.close()

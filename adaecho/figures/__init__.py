@@ -1,1 +1,1 @@
-"""Figures and a report from records."""
+"""Draw figures and write a report from the records of experiments."""

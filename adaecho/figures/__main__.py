@@ -1,7 +1,7 @@
-"""``python -m adaecho.figures``: all figures and the report from committed tables; no GPU, no network.
+"""``python -m adaecho.figures``: draw all figures and write the report from committed tables.
 
-A table is ``results/<experiment>/<task>/trials.json``; ``curves.json`` in the same folder is optional. The
-same tables give the same bytes.
+A table is ``results/<experiment>/<task>/trials.json``; next to it there may be ``curves.json``. The command
+needs neither a GPU nor a network. The same tables always give the same bytes.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from adaecho.records.table import summarize
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
-    """Draw all tables under ``results`` and write ``report.md``; return the files.
+    """Draw all tables under ``results``, write ``report.md``, and return the paths of all files.
 
-    The report also shows pictures in a table's folder, e.g. those of ``adaecho.show``.
+    The report also shows the pictures in a table's folder, for example those of ``adaecho.show``.
 
     Raises:
         UserError: there are no tables, or a table cannot be read.
@@ -28,7 +28,7 @@ def draw_all(results: Path, into: Path) -> list[Path]:
 
 
 def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> tuple[list[Path], list[str]]:
-    """Draw all tables; return the figure files and the sections of the report."""
+    """Draw all tables, and return the paths of the figures and the sections of the report."""
     written: list[Path] = []
     sections: list[str] = []
     for (experiment, task), (rows, curves) in tables.items():
@@ -43,7 +43,7 @@ def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> tuple[list[
 
 
 def write_report(sections: Sequence[str], into: Path, before: Sequence[str] = ()) -> Path:
-    """Write the report: the parts of ``before``, then the sections; return its path."""
+    """Write the report and return its path. The texts in ``before`` come before the sections."""
     path = into / "report.md"
     write_text(path, markdown_report(sections, before))
     return path
@@ -54,7 +54,14 @@ def main(
     draw: Callable[[Path, Path], list[Path]] = draw_all,
     prog: str = "python -m adaecho.figures",
 ) -> None:
-    """Run the command: ``draw`` turns a folder of results into a folder of figures."""
+    """Run the command.
+
+    Args:
+        arguments: arguments of the command; None for those of the process.
+        draw: draws the tables in a folder of results, writes the figures into another folder, and returns
+            their paths.
+        prog: name of the command, for its help.
+    """
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
     parser.add_argument("--into", type=Path, help="folder of the figures (default: <results>/figures)")

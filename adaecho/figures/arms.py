@@ -1,4 +1,4 @@
-"""A row of dots per arm: its cost to the target (the paper's Fig. 3), or the ends of its runs."""
+"""Figures with one row per arm: its cost to the target (the paper's Fig. 3), or where its runs ended."""
 
 import math
 import re
@@ -14,7 +14,9 @@ from adaecho.figures import style
 from adaecho.records.outcome import ratio_words
 
 Arm = dict[str, Any]
-_MANY_RUNS = 10  # from this number on, show the interval of the mean: extremes grow with the number
+# For this number of runs or more, show the interval of the mean instead of the minimum and maximum, because
+# the range between extremes grows with the number of runs.
+_MANY_RUNS = 10
 _SHORT = {
     "none": "baseline",
     "batch": "batch",
@@ -22,19 +24,22 @@ _SHORT = {
     "example_before_augmentation": "example, before augmentation",
     "example": "example",
 }
-_LONGEST_LINE = 36  # letters of an arm's name; longer names leave too little room for the panels
+# Longer names of arms are broken into lines of this many letters, to leave room for the panels.
+_LONGEST_LINE = 36
 
 
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
-    """Draw mean fresh examples to the target, a row per arm, by echoing factor and in the paper's order.
+    """Draw the mean number of fresh examples that each arm needs to reach the target, one row per arm.
 
-    Lines are minimum and maximum over searches, as in the paper; from ten runs on, the 95 % interval of the
-    mean. The dashed mark of an echoed arm is the ideal, the baseline's mean divided by the factor: repeated
-    examples as useful as fresh examples. An arm without a search at the target has a note and no dot.
+    The arms are ordered by echoing factor and then as in the paper. A line shows the minimum and maximum over
+    an arm's searches, as in the paper, or, for ten or more searches, the 95 % interval of the mean. In the
+    row of an echoed arm, a dashed mark shows the ideal: the baseline's mean divided by the echoing factor,
+    which the arm would need if repeated examples were as useful as fresh examples. An arm without any search
+    that reached the target has a note instead of a dot.
 
     Args:
         arms: an outcome; see ``records.outcome``.
-        path: file to write; its suffix decides the format.
+        path: file to write; its suffix determines the format.
         title: the quantity and the task, e.g. ``digits: fresh examples to 97 % validation accuracy``.
     """
     arms = sorted(arms, key=lambda arm: (_factor(arm), style.variant_order(arm["echo_variant"])))
@@ -48,7 +53,7 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
 
 
 def _rows(axes: Axes, names: list[str], groups: Sequence[Any]) -> None:
-    """Label the rows, and draw lines between groups."""
+    """Label the rows, and draw a line between two groups of rows."""
     axes.set_yticks(range(len(names)), names, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -63,7 +68,7 @@ def _dot(axes: Axes, place: int, mean: float, ends: tuple[float, float], colour:
 
 
 def _names(arms: list[Arm]) -> list[str]:
-    """Names from variant and factor if these are unique, else the names of the arms."""
+    """Name the arms by variant and echoing factor if these are unique, else by the arms' own names."""
     kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in arms]
     return [
         readable(arm["arm"])
@@ -94,7 +99,7 @@ def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None
     if costs:
         _dot(axes, place, costs["mean"], _ends(arm), style.VARIANTS[arm["echo_variant"]][1])
         right = _ends(arm)[1]
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the dashed mark
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # keeps the note readable on the dashed mark
     axes.annotate(
         ", ".join(notes), (right, place), xytext=(8, 0), textcoords="offset points", va="center",
         fontsize=8.5, bbox=box if notes else None,
@@ -102,7 +107,7 @@ def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None
 
 
 def caption_of_dots(arms: list[Arm]) -> str:
-    """Explain dots, lines and dashed marks, with numbers of trials and searches."""
+    """Explain dots, lines and dashed marks in a caption, with the numbers of trials and searches."""
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
     words = f"{caption_of_runs(arms)}; lines: {'95 % interval of the mean' if many else 'min and max'}."
     if _common_baseline(arms) is not None:
@@ -115,7 +120,7 @@ def caption_of_dots(arms: list[Arm]) -> str:
 
 
 def caption_of_runs(arms: Sequence[Arm]) -> str:
-    """Explain the mean, e.g. ``Mean over 5 searches per arm, each by the best of 100 trials``."""
+    """Say what the mean is over, e.g. ``Mean over 5 searches per arm, each by the best of 100 trials``."""
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([end(arm["trials"] / arm["searches"]) for arm in arms for end in (math.floor, math.ceil)])
     those = "those that reached it of " * any(arm["reached"] < arm["searches"] for arm in arms)
@@ -128,7 +133,10 @@ def caption_of_runs(arms: Sequence[Arm]) -> str:
 
 
 def _common_baseline(arms: list[Arm]) -> float | None:
-    """Mean of the baseline that all arms share; None for several baselines or a missed target."""
+    """Return the mean cost of the baseline that all arms share.
+
+    It is None if the arms have different baselines, or if the baseline did not reach the target.
+    """
     names = {arm["baseline"] for arm in arms} - {None}
     plain = [arm for arm in arms if arm["arm"] in names]
     reached = len(plain) == 1 and plain[0]["fresh_examples"]
@@ -141,7 +149,7 @@ def _range(numbers: list[int]) -> str:
 
 
 def _ends(arm: Arm) -> tuple[float, float]:
-    """Ends of the line of an arm that reached the target."""
+    """Return both ends of the line of an arm that reached the target."""
     costs = arm["fresh_examples"]
     has_interval = arm["searches"] >= _MANY_RUNS and "low" in costs
     return (costs["low"], costs["high"]) if has_interval else (costs["min"], costs["max"])
@@ -155,17 +163,18 @@ _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
-    """Draw means over an arm's runs as dots, minimum and maximum as bars, those of the first arm as a band.
+    """Plot where the runs of each arm ended, in one panel per quantity.
 
-    There is a panel for the metric and for each count that differs between arms. Names that differ only up to
-    the first underscore (``s2_linear``, ``s4_linear``) share a colour. If each echo variant has one name, the
-    colour is the variant's.
+    Each arm's mean over its runs is a dot, and its range from minimum to maximum is a bar. The range of the
+    first arm is also drawn as a shaded band. The quantities are the metric and each count that differs
+    between arms. Arms have the same colour if their names differ only before the first underscore
+    (``s2_linear``, ``s4_linear``). If there is one name per echo variant, the colour is that of the variant.
 
     Args:
         arms: see ``records.outcome.ends``.
-        path: file to write; its suffix decides the format.
+        path: file to write; its suffix determines the format.
         title: experiment and task.
-        metric: the metric of the target.
+        metric: the target's metric.
     """
     name = metric.replace("_", " ")
     searched = any(arm.get("searched") for arm in arms)
@@ -186,7 +195,7 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
 
 
 def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
-    """Explain dots, bars and the band, with the number of runs, and name the counts that all arms share."""
+    """Explain dots, bars and the band in a caption, and name the counts that are equal in all arms."""
     runs = _range([arm["runs"] for arm in arms if arm["runs"]])
     of = f"run{'s' * (runs != '1')} per arm"
     if any(arm.get("searched") for arm in arms):
@@ -196,7 +205,7 @@ def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
 
 
 def _alike(arms: list[Arm], key: str) -> bool:
-    """Whether a count differs by 1 % at most, as from the last batch of a budget."""
+    """Return whether a count differs by at most 1 % between arms, as the last batch of a budget may cause."""
     ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
     return not ends or max(ends) <= 1.01 * min(ends)
 
@@ -207,7 +216,7 @@ def _with_losses(arm: Arm) -> str:
 
 
 def colours(arms: list[Arm]) -> dict[str, str]:
-    """Return the colour of each arm by name."""
+    """Return the colour of each arm, by the arm's name."""
     named = {(arm["echo_variant"], re.sub(r"_e[\d.]+$", "", arm["arm"])) for arm in arms}
     if len(named) == len({variant for variant, _ in named}) > 1:
         return {arm["arm"]: style.VARIANTS[arm["echo_variant"]][1] for arm in arms}

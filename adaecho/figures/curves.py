@@ -1,4 +1,7 @@
-"""Cost against a setting (the paper's Figs. 4 to 7), training curves (Figs. 9 to 15) and tuning curves."""
+"""Figures with lines: costs against a setting (the paper's Figs. 4 to 7), training curves and tuning curves.
+
+The training curves correspond to the paper's Figs. 9 to 15.
+"""
 
 import math
 import textwrap
@@ -19,8 +22,8 @@ from adaecho.records.outcome import Row, by_arm, counted_cost, lowest, searches
 
 Arm = dict[str, Any]
 Curve = dict[str, Any]
-_CAPTION_WIDTH = 125  # characters that fit into a line
-_WIDE = 6  # an axis is logarithmic from this ratio of its largest to its smallest value on
+_CAPTION_WIDTH = 125  # number of characters that fit into a line
+_WIDE = 6  # an axis is logarithmic if the ratio of its largest to its smallest value exceeds this
 COSTS = {"fresh_examples": "fresh examples", "train_time_s": "wall time (s)", "steps": "SGD steps"}
 SETTINGS = {
     "echo_factor": "echoing factor e",
@@ -33,12 +36,13 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Sweep:
-    """Axes, lines and panels of a figure.
+    """The axes, lines and panels of a figure.
 
     Attributes:
         x: the setting on the horizontal axis, a key of ``SETTINGS``.
-        lines: the key of the lines: "echo_variant", a key of ``SETTINGS``, or a key of the arms.
-        costs: one panel each: keys of ``COSTS``, or ``final_<metric>``.
+        lines: the key whose values distinguish the lines: "echo_variant", a key of ``SETTINGS``, or another
+            key of the arms.
+        costs: the quantities on the vertical axis, one panel each: keys of ``COSTS``, or ``final_<metric>``.
     """
 
     x: str
@@ -47,17 +51,18 @@ class Sweep:
 
 
 def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, caption: str = "") -> None:
-    """Draw the mean cost per arm with minimum and maximum over searches, a line per variant or setting.
+    """Draw the mean cost of each arm against a setting, with one line per echo variant or other setting.
 
-    A dashed line is the ideal: the arm's baseline divided by its factor, as if repeated examples were as
-    useful as fresh examples. The caption names arms that never reached the target.
+    A bar shows the minimum and maximum over an arm's searches. A dashed line shows the ideal: the cost of the
+    arm's baseline divided by the echoing factor, as if repeated examples were as useful as fresh examples.
+    The caption names the arms that never reached the target.
 
     Args:
         arms: an outcome; see ``records.outcome``.
-        path: file to write; its suffix decides the format.
+        path: file to write; its suffix determines the format.
         title: the quantity, with experiment and task.
         sweep: axes, lines and panels.
-        caption: for quantities other than the cost of searches to a target.
+        caption: the caption if the quantity is not the cost of searches to a target.
     """
     words = textwrap.fill(caption or caption_of_costs(arms), _CAPTION_WIDTH)
     with style.figure(3.5, path, title, words) as drawing:
@@ -69,7 +74,7 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, captio
 
 
 def caption_of_costs(arms: Sequence[Arm]) -> str:
-    """Explain the costs of searches to a target."""
+    """Explain in a caption what the costs of searches to a target are."""
     lost = [arm["arm"] for arm in arms if not arm["fresh_examples"]]
     missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
     ideal = "Dashed: baseline / e, if repeats were as good as fresh."
@@ -100,13 +105,13 @@ def _draw_costs(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> Non
 
 
 def line_keys(arms: Sequence[Arm], of: str) -> list[Any]:
-    """Return the values of a setting, or the echo variants, in the order of the lines."""
+    """Return the values of a setting, or the echo variants, in the order in which their lines are drawn."""
     keys = {arm[of] for arm in arms}
     return sorted(keys, key=style.variant_order) if of == "echo_variant" else sorted(keys)
 
 
 def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
-    """Return name, colour and marker of a line. Markers distinguish lines in grey."""
+    """Return the name, colour and marker of a line. Markers distinguish lines in a grey print."""
     if of == "echo_variant":
         return (*style.VARIANTS[key], "osD^"[position % 4])
     name = f"{SETTINGS[of]} {key:,}" if of in SETTINGS else str(key)
@@ -118,9 +123,9 @@ def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float:
     return float(baseline[cost]["mean"]) / float(arm["echo_factor"]) if baseline and known else math.nan
 
 
-_LEAST_ERROR = 1e-3  # a log axis has no zero, so smaller errors are drawn here
-_PANELS = 3  # in a row
-# For arms that share a colour.
+_LEAST_ERROR = 1e-3  # smaller errors are drawn at this value, because a log axis has no zero
+_PANELS = 3  # number of panels in a row
+# Arms of the same colour are distinguished by these dashes.
 _DASHES: Any = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 AS_FIG3 = Sweep("echo_factor")
 COST = "fresh examples to the target"
@@ -129,25 +134,27 @@ COST = "fresh examples to the target"
 def draw_curves(
     curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, sweep: Sweep = AS_FIG3
 ) -> None:
-    """Draw a line per arm, the mean over its searches with one standard deviation, and a panel per setting.
+    """Draw one curve per arm: the mean over its searches, with a band of one standard deviation.
 
-    Arms of one colour in a panel have different dashes and a legend. A search keeps its last value after its
-    end. Accuracy is drawn as error on a log axis, since the differences lie near the target; mean and
-    deviation are of the logarithm then.
+    There is one panel per value of ``sweep.x``. Arms with the same colour in a panel have different dashes,
+    and that panel has a legend. After the end of a search, its last value continues. Accuracy is drawn as
+    error on a log axis, because the differences lie near the target; mean and standard deviation are then of
+    the logarithm.
 
     Args:
         curves: each with ``arm``, ``echo_variant``, ``echo_factor``, the keys of ``sweep``, and the lists
             ``fresh_examples`` and ``values`` of the metric; see ``records.collect``.
-        path: file to write; its suffix decides the format.
+        path: file to write; its suffix determines the format.
         title: e.g. ``digits: best trial of each search``.
         metric: name of the target's metric.
-        target: its value, drawn as a dashed line; None for no target.
-        sweep: ``x`` differs between panels, ``lines`` between colours.
+        target: value of the target, drawn as a dashed line; None for no target.
+        sweep: ``x`` is the setting that differs between panels, ``lines`` the setting that differs between
+            colours.
     """
     panels, keys = _panels(curves, sweep), line_keys(curves, sweep.lines)
     looks = {one["arm"]: look(sweep.lines, one[sweep.lines], keys.index(one[sweep.lines])) for one in curves}
     rows = math.ceil(len(panels) / _PANELS)
-    columns = math.ceil(len(panels) / rows)  # four panels make two rows of two
+    columns = math.ceil(len(panels) / rows)  # for example, four panels make two rows of two
     with style.figure(1.3 + 2.1 * rows, path, title) as drawing:
         grid = drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         handles: dict[str, Any] = {}
@@ -158,7 +165,7 @@ def draw_curves(
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         _label(grid, curves, metric)
-        if target is not None:  # the name is outside the panel, where it hides no curve
+        if target is not None:  # write its name outside the panel, where it hides no curve
             height = _shown(metric, target)
             grid[0, -1].annotate(
                 "target", (1, height), xytext=(4, 0), xycoords=("axes fraction", "data"),
@@ -170,13 +177,17 @@ def draw_curves(
 def mean_and_band(
     curves: Sequence[Curve], metric: str
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the fresh examples of all points, the mean there, and the mean minus and plus one deviation.
+    """Compute the mean of some curves, and the band of one standard deviation.
 
-    A curve is linear between its points and constant after the last. The mean begins where all curves have
-    begun.
+    A curve is interpolated linearly between its points, and constant after the last point. The mean begins
+    where all curves have begun.
+
+    Returns:
+        The fresh examples of all points, and at each of them the mean, the mean minus one standard deviation,
+        and the mean plus one.
     """
     to_axis, from_axis = (np.log, np.exp) if metric == "accuracy" else (np.asarray, np.asarray)
-    places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))  # [points], rising
+    places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))  # [points], ascending
     places = places[places >= max(curve["fresh_examples"][0] for curve in curves)]
     shown = [to_axis(_shown(metric, np.asarray(curve["values"], float))) for curve in curves]
     values = np.array(  # float64 [curves, points], on the axis that is drawn
@@ -187,7 +198,7 @@ def mean_and_band(
 
 
 def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve]]]:
-    """Return name and curves of each panel. A single arm without echoing is in every panel."""
+    """Return the name and the curves of each panel. A single arm without echoing is in every panel."""
     plain = [one for one in curves if one["echo_variant"] == "none"]
     of_all = plain if len({one["arm"] for one in plain}) == 1 else []
     groups: dict[Any, list[Curve]] = {}
@@ -202,7 +213,7 @@ def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve
 def _draw_panel(
     axes: Axes, curves: Sequence[Curve], metric: str, target: float | None, looks: Any, handles: Any
 ) -> None:
-    """Draw the arms of one panel, and add a line per name to the figure's legend."""
+    """Draw the arms of one panel, and add one line per name to the figure's legend."""
     if target is not None:
         axes.axhline(_shown(metric, target), color=style.INK, linestyle=(0, (4, 2)), linewidth=1)
     arms = by_arm(sorted(curves, key=lambda curve: style.variant_order(curve["echo_variant"])))
@@ -216,8 +227,8 @@ def _draw_panel(
         label = arm.replace("_", " ")
         (line,) = axes.plot(x, mean, color=colour, linewidth=1.3, linestyle=dashes, label=label)
         axes.plot(x[-1:], mean[-1:], "o", color=colour, markersize=4.5, clip_on=False, zorder=3)
-        handles.setdefault(name, line)  # the first line is solid
-    if len({*names}) < len(names) <= len(_DASHES):  # a longer legend hides the panel
+        handles.setdefault(name, line)  # the legend shows the first line, which is solid
+    if len({*names}) < len(names) <= len(_DASHES):  # a longer legend would hide the curves
         axes.legend(fontsize=7.5, loc="upper right")
 
 
@@ -226,7 +237,7 @@ def _shown(metric: str, value: Any) -> Any:
 
 
 def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
-    """Labels and ticks of all panels, which share their axes."""
+    """Set the labels and ticks of all panels, which share their axes."""
     axes = grid[0, 0]
     for each in grid.flat:
         style.counts(each, "trials of the search" if metric == COST else "fresh examples", "x")
@@ -241,7 +252,7 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
         words = "validation error (log)"
         low, high = axes.get_ylim()
         axes.set_yscale("log")
-        # With steps of 1, 2, 5 a narrow range has one label.
+        # In a narrow range, ticks at 1, 2 and 5 would leave a single label.
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)) if high > 2 * low else MaxNLocator(4))
         axes.yaxis.set_major_formatter(style.per_cent)
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -250,13 +261,14 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 
 
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
-    """Return the cost of the best of the first n trials, a curve per search of several trials.
+    """Return for each search the cost of the best of its first n trials, as a function of n.
 
-    A pruned trial had already cost more than another trial.
+    Searches with a single trial are left out. A pruned trial is never the best, because it was stopped when
+    it had cost more than another trial.
 
     Returns:
-        Curves for ``draw_curves``, with the number of counted trials in place of fresh examples, from the
-        first trial on that reached the target.
+        Curves for ``draw_curves``. Each has the number of counted trials in place of fresh examples, and
+        begins with the first trial that reached the target.
     """
     curves = []
     for search in searches(row for row in rows if row["counted"]).values():

@@ -1,4 +1,4 @@
-"""A grid of images with true and predicted boxes or labels."""
+"""Draw a grid of images with their true and predicted boxes or labels."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ _COLUMNS = 4
 
 
 def grid(shown: Sequence[Shown], path: Path) -> None:
-    """Draw images in rows of four panels. An image with boxes has two panels, true boxes at the left.
+    """Draw images in rows of four panels.
+
+    An image with boxes has two panels: one with the true boxes, and then one with the predicted boxes.
 
     Args:
         shown: the images.
@@ -50,9 +52,8 @@ def grid(shown: Sequence[Shown], path: Path) -> None:
 def _draw(axis: Axes, box: Box, colour: str) -> None:
     (x1, y1, x2, y2), text = box
     axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.2))
-    below_border = (
-        y1 < 0.06 * axis.get_ylim()[0]
-    )  # the top of the image, where a label above the box is cut off
+    # Near the top of the image, a label above the box would be cut off, so it is written inside the box.
+    below_border = y1 < 0.06 * axis.get_ylim()[0]
     axis.text(
         x1, y1, text, fontsize=5.5, color="white", clip_on=True,
         verticalalignment="top" if below_border else "bottom",

@@ -1,4 +1,4 @@
-"""The report: all committed tables with their figures, in Markdown."""
+"""Write the report, a Markdown page with all committed tables and their figures."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -23,14 +23,16 @@ _LINKED = {"curves": "training curves", "tuning": "the best trial over those tri
 def section(
     title: str, rows: list[Row], arms: list[Row], figures: list[Path], commands: list[str], into: Path
 ) -> str:
-    """Return a table's section in Markdown: costs to the target, or ends of runs without a target.
+    """Return a table's section in Markdown.
+
+    The table has the arms' costs to the target, or, for experiments without a target, where the runs ended.
 
     Args:
         title: the quantity, with experiment and task.
         rows: see ``records.outcome``.
         arms: the result of ``records.table.summarize``.
-        figures: files of figures and of pictures of ``adaecho.show``.
-        commands: the commands that made the records; may be empty.
+        figures: paths of the figures, and of pictures by ``adaecho.show``.
+        commands: the commands that produced the records; may be empty.
         into: folder of the report.
     """
     columns = end_of_sweep(rows, arms)
@@ -42,7 +44,7 @@ def section(
 
 
 def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence[str]) -> str:
-    """Return a section in Markdown: figures, links to further figures, parts and commands."""
+    """Return a section in Markdown: figures, links to further figures, the given parts, and the commands."""
     made_by = "```\n" + "\n".join(commands) + "\n```" if commands else ""
     kinds = {figure: PurePosixPath(figure).stem.rpartition("_")[2] for figure in figures}
     pictures = [f"![{title}]({figure})" for figure, kind in kinds.items() if kind not in _LINKED]
@@ -52,13 +54,16 @@ def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence
 
 
 def unfinished_note(rows: list[Row]) -> str:
-    """Name the searches with unfinished trials."""
+    """Return a note that names the searches with unfinished trials; empty if there are none."""
     left = dict.fromkeys(f"{row['arm']}/{row['repeat']}" for row in rows if row.get("trials_left"))
     return f"Incomplete, with trials that had not ended: searches {', '.join(left)}." if left else ""
 
 
 def boundary_note(arms: list[Row]) -> str:
-    """Name the axes with best points near their ends (see ``EDGE``): a wider axis might be better."""
+    """Return a note that names the axes whose best points lie near an end (see ``EDGE``).
+
+    A search over a wider axis might find better points there.
+    """
     searched = [arm for arm in arms if arm.get("at_edge")]
     near = [
         f"{arm['arm']}: {key} in {count} of {num_best(arm)} searches"
@@ -71,11 +76,11 @@ def boundary_note(arms: list[Row]) -> str:
 
 
 def markdown_report(sections: Sequence[str], before: Sequence[str] = ()) -> str:
-    """Return the report: the parts of ``before``, the explanation, then all sections."""
+    """Return the whole report: the texts in ``before``, the explanation, then all sections."""
     return "\n\n".join(["# Results", *before, EXPLANATION, *sections]) + "\n"
 
 
 def markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:
-    """Return a table with a left-aligned first column; all other columns are right-aligned."""
+    """Return a Markdown table whose first column is left-aligned and all others right-aligned."""
     rule = ("---", *["---:"] * (len(headings) - 1))
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))

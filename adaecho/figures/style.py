@@ -1,4 +1,7 @@
-"""Size, colours, words and number formats of all figures. A figure file repeats byte for byte."""
+"""The size, colours, words and number formats that all figures share.
+
+Figures contain neither dates nor versions, so that drawing one again gives the same bytes.
+"""
 
 import math
 from collections.abc import Iterator
@@ -13,31 +16,33 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from adaecho.records.files import atomic_file
 
-# In the paper's order. Okabe and Ito's palette is distinct for all kinds of colour vision, and in grey.
+# The variants are in the paper's order. Okabe and Ito's colours can be distinguished with every kind of
+# colour vision, and in grey.
 VARIANTS = {
     "none": ("baseline", "#555555"),
     "batch": ("batch echoing", "#56B4E9"),
     "example_after_augmentation": ("example echoing after augmentation", "#E69F00"),
     "example_before_augmentation": ("example echoing before augmentation", "#009E73"),
-    "example": ("example echoing", "#009E73"),  # of a task without augmentation
+    "example": ("example echoing", "#009E73"),  # for tasks without augmentation
 }
-# Colours of other series. No variant has one of them, so a colour means the same in every figure.
+# Colours of other series. No variant has one of these colours, so that a colour has the same meaning in every
+# figure.
 SERIES = ("#0072B2", "#D55E00", "#CC79A7", "#7A5C00", "#5E3C99", "#000000")
 INK, MUTED, FAINT = "#222222", "#595959", "#8a8a8a"
-WIDTH_INCHES = 7.2  # 1,080 pixels: the width of a README on a dense screen
+WIDTH_INCHES = 7.2  # 1,080 pixels, the width of a README on a high-resolution screen
 
 _STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 @contextmanager
 def figure(height_inches: float, path: Path, title: str = "", note: str = "") -> Iterator[Figure]:
-    """Yield a figure and save it at the end of the block. The user's matplotlib settings have no effect.
+    """Yield a figure, and save it at the end of the block. The user's matplotlib settings have no effect.
 
     Args:
-        height_inches: the width is fixed.
-        path: its suffix decides the format (png, jpg, svg, pdf); the folder is created if missing.
-        title: above the figure, at the left.
-        note: below the figure, in small letters.
+        height_inches: height of the figure; the width is fixed.
+        path: its suffix determines the format (png, jpg, svg, pdf); the folder is created if missing.
+        title: text above the figure, at the left.
+        note: text below the figure, in small letters.
     """
     with matplotlib.style.context(["default", _STYLE]):
         drawing = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
@@ -51,17 +56,17 @@ def figure(height_inches: float, path: Path, title: str = "", note: str = "") ->
 
 
 def variant_order(variant: str) -> int:
-    """Return the position of an echo variant in the paper's figures."""
+    """Return the position of an echo variant in the paper's figures, to sort by."""
     return list(VARIANTS).index(variant)
 
 
 def factor_order(factor: float | str) -> float:
-    """Return the sort key of an echoing factor; ``auto`` is last."""
+    """Return a number by which to sort an echoing factor; ``auto`` comes last."""
     return math.inf if factor == "auto" else float(factor)
 
 
 def target_words(metric: str, value: float | None) -> str:
-    """Return a target in words, e.g. ``97 % validation accuracy``."""
+    """Describe a target in words, e.g. ``97 % validation accuracy``."""
     name = f"validation {metric.replace('mAP_', 'mAP@').replace('_', ' ')}"
     if value is None:
         return name
@@ -69,12 +74,12 @@ def target_words(metric: str, value: float | None) -> str:
 
 
 def per_cent(value: float, _: int = 0) -> str:
-    """Return a share as the label of a tick."""
+    """Format a share as the label of a tick, in per cent."""
     return f"{100 * value:.4g} %"
 
 
 def counts(axes: Axes, words: str, along: Literal["x", "y"]) -> None:
-    """Format an axis of counts: label, few ticks (20k, 1M), and a grid in the background."""
+    """Format an axis of counts: set its label, few ticks (20k, 1M), and a grid in the background."""
     axis = axes.yaxis if along == "y" else axes.xaxis
     axis.set_label_text(words)
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

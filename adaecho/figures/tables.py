@@ -1,4 +1,4 @@
-"""Figures of one experiment on one task, from a committed table or the folder of a sweep."""
+"""Draw the figures of one experiment on one task, from a committed table or the folder of a sweep."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,8 @@ from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, targets_of, wi
 from adaecho.records.trials import read_rows
 
 RowsAndCurves = dict[tuple[str, str], tuple[list[Row], list[Curve]]]
-"""By experiment and task."""
-# Axes of the paper's figures with lines.
+"""The rows and the curves of each table, by experiment and task."""
+# These experiments reproduce the paper's figures with lines.
 LINES = {
     "fig4": Sweep("echo_factor", costs=("train_time_s", "fresh_examples")),
     "fig5": Sweep("echo_factor", lines="batch_size"),
@@ -23,18 +23,18 @@ LINES = {
     "fig7b": Sweep("shuffle_buffer"),
 }
 
-# Data sets of experiments whose task is named after another data set.
+# Some experiments use a task that is named after another data set. These are their own data sets.
 _DATA = {"bccd": "blood cells", "caltech101": "Caltech-101"}
-NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
+NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # text is not augmented
 
 
 def draw_table(
     rows: list[Row], arms: list[Row], curves: list[Curve], into: Path, stem: str, form: str
 ) -> list[Path]:
-    """Draw the rows and curves of one experiment; return the files.
+    """Draw the rows and curves of one experiment on one task, and return the paths of the figures.
 
     Args:
-        rows: at least one; see ``records.outcome``.
+        rows: at least one row; see ``records.outcome``.
         arms: the result of ``records.table.summarize``.
         curves: see ``records.collect``; may be empty.
         into: folder of the figures.
@@ -42,7 +42,7 @@ def draw_table(
         form: png, svg or pdf.
     """
     first = rows[0]
-    curves = [curve for curve in curves if curve["fresh_examples"]]  # without runs that have no evaluation
+    curves = [curve for curve in curves if curve["fresh_examples"]]  # a run may have no evaluation
     rows, arms, curves = ([_named(one, first["task"]) for one in table] for table in (rows, arms, curves))
     lines = LINES.get(first["experiment"])
     paths, title = [into / f"{stem}.{form}"], describe(rows)
@@ -72,13 +72,19 @@ def draw_table(
 
 
 def _named(one: Row, task: str) -> Row:
-    """Return a row or curve with the echo variant's name in this task."""
+    """Return a row or curve with the name that its echo variant has in this task.
+
+    Tasks without augmentation have a single form of example echoing, so "before" and "after" are dropped.
+    """
     is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
     return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
 
 
 def _rates(arms: list[Row]) -> list[Row]:
-    """Return the arms with their learning rates if all names end in a rate (``e2_lr0.05``); else nothing."""
+    """Return the arms with their learning rates, if the names of all arms end in one (``e2_lr0.05``).
+
+    Otherwise the list is empty.
+    """
     found = [re.fullmatch(r"(.*?)_?lr([\d.]+)", arm["arm"]) for arm in arms]
     return [
         {**arm, "method": name[1].replace("_", " "), "learning_rate": float(name[2]), "baseline": None}
@@ -122,7 +128,7 @@ def read_tables(results: Path) -> RowsAndCurves:
 
 
 def read_commands(table: Path) -> list[str]:
-    """Return the commands that made a table, if they are recorded."""
+    """Return the commands that produced a table, or an empty list if they are not recorded."""
     return list(_read_next_to(table, "origin.json", {}).get("commands", []))
 
 

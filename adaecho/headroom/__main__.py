@@ -1,10 +1,14 @@
-"""Measure R = t_upstream / t_downstream of a task before training. Echoing helps if R is above 1.
+"""Measure R = t_upstream / t_downstream of a task before training.
+
+t_upstream is the time to read and prepare a batch, t_downstream the time of a training step. If R is above 1,
+training waits for data, and echoing can use the wait.
 
     python -m adaecho.headroom task=cifar10 data.path=...       # arguments as for python -m adaecho.run
     python -m adaecho.headroom task=imagenet data.path=... step_s=0.05
 
-It times each upstream stage alone, all stages together as EchoLoader runs them, and the training step on a
-batch that is on the device. step_s= replaces the measured step by the seconds of your own step.
+The command measures the time of each upstream stage alone, of all stages together as EchoLoader runs them,
+and of a training step on a batch that is on the device already. If you give step_s=, the seconds of your own
+training step are used instead of a measured step.
 """
 
 import sys
@@ -20,7 +24,15 @@ from adaecho.run import CONF, explain
 
 
 def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
-    """Compose the config, measure and print."""
+    """Compose the config, measure the task, and print the report.
+
+    Args:
+        arguments: overrides of the config, as for ``python -m adaecho.run``, and optionally ``step_s=``.
+        budget_s: seconds for each measurement.
+
+    Raises:
+        ConfigError: no task is given, or ``step_s`` is not a positive number.
+    """
     given = [argument for argument in arguments if argument.startswith("step_s=")]
     overrides = [argument for argument in arguments if argument not in given]
     if not any(argument.startswith("task=") for argument in overrides):
@@ -39,7 +51,7 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
 
 
 def cli() -> None:
-    """Run ``main``; show errors of the user as one message."""
+    """Run ``main``, and print a single message without a traceback if the user can fix the error."""
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(__doc__.strip())
         return

@@ -1,4 +1,4 @@
-"""Advice for an input-bound loop: cache, then more workers, then echoing."""
+"""Advice for a training loop that waits for data: first a cache, then more workers, then echoing."""
 
 import math
 import os
@@ -6,21 +6,21 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 
-MIN_RATIO = 1.05  # below this R, the loader is as fast as the step
-_MIN_SPEEDUP = 1.1  # of a doubling of the workers, for it to be suggested
+MIN_RATIO = 1.05  # below this R, the loader is considered as fast as the step
+_MIN_SPEEDUP = 1.1  # suggest twice as many workers only if the loop becomes faster by this factor
 _MAX_WORKERS = 32
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Measurements of a loop and its loader.
+    """Measured times of a training loop and properties of its loader.
 
     Attributes:
         wait_s: mean seconds that a step waits for its batch.
         step_s: mean seconds of a step.
-        upstream_s: seconds that the loader takes for a batch.
-        workers: number of workers of the loader; 0 if the loop's thread reads, None if unknown.
-        epoch_bytes: bytes of the batches of an epoch; 0 if unknown.
+        upstream_s: seconds that the loader needs to prepare a batch.
+        workers: number of workers of the loader; 0 if the loop's own thread reads, None if unknown.
+        epoch_bytes: bytes of all batches of an epoch; 0 if unknown.
         factor: echoing factor of the loader.
     """
 
@@ -33,12 +33,16 @@ class Loop:
 
     @property
     def R(self) -> float:  # noqa: N802 (the paper's letter)
-        """t_upstream / t_downstream (paper, section 2)."""
+        """The ratio t_upstream / t_downstream of the paper's section 2."""
         return self.upstream_s / self.step_s
 
 
 def advice(loop: Loop) -> list[str]:
-    """Return what to try, in order of preference; empty if the loader is as fast as the step."""
+    """Return suggestions for a faster loop, in order of preference, each as a numbered line.
+
+    If R is below ``MIN_RATIO``, the loader is as fast as the step, and neither a cache nor echoing is
+    suggested.
+    """
     found = [_cache(loop) if loop.R >= MIN_RATIO else "", _workers(loop)]
     if loop.R >= MIN_RATIO:
         found.append(_echo(loop))
@@ -46,13 +50,13 @@ def advice(loop: Loop) -> list[str]:
 
 
 def first_factor(ratio: float) -> int:
-    """Return the echoing factor to start with: R rounded down, between 2 and 4."""
+    """Return the echoing factor to start with: R rounded down to a whole number between 2 and 4."""
     return min(max(int(round(ratio, 1)), 2), 4)
 
 
 def _cache(loop: Loop) -> str:
-    """Suggest a cache if an epoch fits in half of the free memory or disk space."""
-    from adaecho.echo.memory.pool import free_bytes  # imported late: watch() does not need it
+    """Suggest a cache if the examples of an epoch fit in half of the free memory or free disk space."""
+    from adaecho.echo.memory.pool import free_bytes  # imported late, since few calls need it
 
     size = int(loop.epoch_bytes / loop.factor)
     on_disk = shutil.disk_usage(tempfile.gettempdir()).free
@@ -67,7 +71,7 @@ def _cache(loop: Loop) -> str:
 
 
 def _workers(loop: Loop) -> str:
-    # Assumes that upstream time is divided by the workers and overlaps with the step.
+    # This assumes that n workers prepare n batches in the time of one, while the loop runs its steps.
     now, best, found, count = loop.workers or 0, 1.0, [], 1
     while count <= _MAX_WORKERS:
         upstream_s = loop.upstream_s * max(now, 1) / count
@@ -86,7 +90,8 @@ def _workers(loop: Loop) -> str:
 
 
 def _echo(loop: Loop) -> str:
-    # experiments/distance: at e = 4, a buffer of 4,096 kept 0.8 to 0.9 of the value of distant repeats.
+    # The buffer size comes from experiments/distance: with echoing factor 4 and a shuffle buffer of 4,096
+    # examples, a repeat had 0.8 to 0.9 of the value of a repeat in a later epoch.
     limit = (
         f"a factor up to {loop.R * loop.factor:.1f} costs no time; each further repeat is worth less, and "
         "much less with a shuffle_buffer below 4,096"

@@ -1,4 +1,4 @@
-"""Measure how long a training loop waits for data.
+"""Measure how long a training loop waits for data:
 
 from adaecho import headroom
 
@@ -17,25 +17,29 @@ from typing import Any
 
 from adaecho.headroom.advice import Loop, advice
 
-_PAUSE = 10  # a step this many times the mean is an evaluation or a checkpoint, and is not counted
-_MIN_STALL = 0.05  # a smaller stall fraction is not worth a change
+# A step that takes at least this many times the mean is not counted, because it contains an evaluation or a
+# checkpoint.
+_PAUSE = 10
+_MIN_STALL = 0.05  # the report suggests no change if the loop waits for a smaller fraction of its time
 
 
 class Watch:
-    """Timer of a training loop, returned by ``watch``.
+    """A timer of a training loop, as returned by ``watch``.
 
-    It passes on the attributes of the loader. A trainer's callback may call ``begin_step`` and ``end_step``
-    around each step instead of iterating, and ``resume`` after anything else, such as an evaluation.
+    Iterate over it instead of the loader; it also has the attributes of the loader. In a trainer that owns
+    the loop, a callback may instead call ``begin_step`` and ``end_step`` around each step, and ``resume``
+    after anything that is not a step, such as an evaluation.
 
     Attributes:
-        batches: number of counted steps.
+        batches: number of steps that were counted.
     """
 
     def __init__(self, loader: Iterable[Any] | None = None) -> None:
         self._loader = loader
-        self._asked: Any = None  # when the loop asked for the batch
-        self._given: Any = None
-        self._pending: deque[tuple[Any, Any, Any]] = deque()  # steps that the GPU has not finished
+        self._asked: Any = None  # the time at which the loop asked for the batch
+        self._given: Any = None  # the time at which the batch arrived
+        # The times (asked, given, done) of steps that the GPU may not have finished.
+        self._pending: deque[tuple[Any, Any, Any]] = deque()
         self.batches = 0
         self._wait_s = self._step_s = 0.0
         self._batch_bytes = 0
@@ -56,7 +60,7 @@ class Watch:
         return getattr(self.__dict__["_loader"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        self._asked = None  # the first batch of an epoch waits for workers to start, and is not counted
+        self._asked = None  # do not count the first batch of an epoch, which waits until workers have started
         for batch in () if self._loader is None else self._loader:
             self._batch_bytes = self._batch_bytes or num_bytes(batch)
             self.begin_step()
@@ -64,11 +68,11 @@ class Watch:
             self.end_step()
 
     def begin_step(self) -> None:
-        """Record that the batch has arrived and the step begins."""
+        """Record that the batch has arrived and that the step begins."""
         self._given = _now()
 
     def end_step(self) -> None:
-        """Record that the step ended, or was queued on the GPU. The wait for the next batch begins."""
+        """Record that the step has ended or was queued on the GPU. The loop now waits for the next batch."""
         done = _now()
         if self._asked is not None:
             self._pending.append((self._asked, self._given, done))
@@ -76,7 +80,7 @@ class Watch:
         self._count(wait=False)
 
     def resume(self) -> None:
-        """Restart the wait, so that the time since ``end_step`` does not count."""
+        """Restart the wait for the next batch, so that the time since ``end_step`` is not counted."""
         self._asked = _now()
 
     def _count(self, *, wait: bool) -> None:
@@ -88,7 +92,8 @@ class Watch:
                 elif not done.query():
                     return
             self._pending.popleft()
-            if type(asked) is not type(done):  # CUDA was initialized during this step
+            # CUDA was initialized during this step, so the first time and the last are of different kinds.
+            if type(asked) is not type(done):
                 continue
             waited_s, step_s = _seconds(asked, given), _seconds(given, done)
             if self.batches < 3 or step_s < _PAUSE * self.step_s:
@@ -99,41 +104,46 @@ class Watch:
 
     @property
     def wait_s(self) -> float:
-        """Mean seconds that a step waited for its batch; nan before the first."""
+        """Mean seconds that a step waited for its batch; nan before the first counted step."""
         return self._wait_s / self.batches if self.batches else float("nan")
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step; nan before the first."""
+        """Mean seconds of a step, without the wait; nan before the first counted step."""
         return self._step_s / self.batches if self.batches else float("nan")
 
     @property
     def stall_fraction(self) -> float:
-        """Fraction of the loop's time spent waiting for data, 0 to 1."""
+        """Fraction of the loop's time that was spent waiting for data, 0 to 1."""
         return self.wait_s / (self.wait_s + self.step_s)
 
     @property
     def workers(self) -> int | None:
-        """Workers of the loader or of the loader inside it; 0: the loop's thread reads, None: unknown."""
+        """Number of workers of the loader, or of a loader that is its ``dataset``.
+
+        It is 0 if the loop's own thread reads the data, and None if the number is unknown.
+        """
         own = getattr(self._loader, "num_workers", None)
         inner = getattr(getattr(self._loader, "dataset", None), "num_workers", None)
         return inner if isinstance(inner, int) and inner else own
 
     @property
     def upstream_s(self) -> float:
-        """Seconds that the loader takes for a batch.
+        """Seconds that the loader needs to prepare a batch.
 
-        An upper bound if workers read and the loop never waits. A loop that waits is as slow as the workers.
+        A loop that waits for its workers is as fast as they are, so this is then the time of a whole
+        iteration. If workers read and the loop never waits, the workers may be faster, and the time is only
+        an upper bound.
         """
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
     @property
     def R(self) -> float:  # noqa: N802 (the paper's letter)
-        """t_upstream / t_downstream (paper, section 2). An upper bound when ``upstream_s`` is one."""
+        """R = t_upstream / t_downstream (paper, section 2). It is an upper bound if ``upstream_s`` is one."""
         return self.upstream_s / self.step_s
 
     def report(self) -> str:
-        """Return a few lines: time spent waiting, R, and what to try first."""
+        """Return a few lines of text: the time spent waiting, R, and what to try first."""
         self._count(wait=True)
         if not self.batches:
             return "headroom: no step was counted (the first step of each epoch is not)"
@@ -156,11 +166,11 @@ class Watch:
 
 
 def watch(loader: Iterable[Any]) -> Watch:
-    """Measure how long a training loop waits for data, how long a step takes, and what would help.
+    """Measure how long a training loop waits for data and how long a step takes, and suggest improvements.
 
-    Iterate over the result instead of ``loader``. It gives the same batches in the same order and stores
-    none. ``report()`` works at any time and is printed at the end of a ``with`` block. On a GPU, times are
-    measured by CUDA events, so the loop never waits for the GPU.
+    Iterate over the result instead of over ``loader``. It yields the same batches in the same order, and
+    stores none of them. You can call ``report()`` at any time; at the end of a ``with`` block the report is
+    printed. On a GPU, times are measured with CUDA events, so that the loop never has to wait for the GPU.
 
     Args:
         loader: any iterable of batches.
@@ -169,10 +179,11 @@ def watch(loader: Iterable[Any]) -> Watch:
 
 
 def _now() -> Any:
-    """Return the time, or a CUDA event if CUDA is in use.
+    """Return the time in seconds, or a CUDA event if CUDA is in use.
 
-    The loop runs ahead of the GPU, so a wait costs nothing until the GPU has caught up. The GPU is idle
-    between the event after a step and the event before the next step.
+    The loop queues steps on the GPU ahead of time, so a wait of the loop costs nothing until the GPU has
+    finished them. Only the GPU's own times show this: between the event after a step and the event before the
+    next step, the GPU is idle.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -187,7 +198,7 @@ def _seconds(begin: Any, end: Any) -> float:
 
 
 def num_bytes(batch: Any) -> int:
-    """Return the bytes of the arrays and tensors in a batch."""
+    """Return the number of bytes of all arrays and tensors in a batch, which may be nested."""
     if isinstance(batch, dict | list | tuple):
         return sum(map(num_bytes, batch.values() if isinstance(batch, dict) else batch))
     return int(getattr(batch, "nbytes", 0))

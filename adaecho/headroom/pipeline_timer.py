@@ -1,4 +1,4 @@
-"""Time the upstream stages and the training step of a configured task."""
+"""Measure the time of the upstream stages and of the training step for a configured task."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,19 +17,19 @@ from adaecho.tasks.base import Task
 from adaecho.training.device import autocast, choose_device, choose_precision, synchronize
 from adaecho.training.loader import upstream_arguments
 
-BUDGET_S = 2.0  # for each measurement
+BUDGET_S = 2.0  # duration of each measurement
 _MIN_CALLS = 3
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Measured times, in seconds per batch.
+    """The measured times of a task, in seconds per batch.
 
     Attributes:
-        stages_s: time that each upstream stage adds to the stages before it, in one thread.
-        upstream_s: all upstream stages, as the loader runs them.
-        step_s: one training step.
-        epoch_bytes: bytes of the batches of an epoch; 0 if unknown.
+        stages_s: for each upstream stage, the time that it adds to the stages before it, in a single thread.
+        upstream_s: time of all upstream stages, as the loader runs them.
+        step_s: time of one training step.
+        epoch_bytes: bytes of all batches of an epoch; 0 if unknown.
     """
 
     stages_s: dict[str, float]
@@ -39,20 +39,26 @@ class Headroom:
 
     @property
     def ratio(self) -> float:
-        """R = t_upstream / t_downstream (paper, section 2)."""
+        """The ratio R = t_upstream / t_downstream of the paper's section 2."""
         return self.upstream_s / self.step_s
 
     def gain(self, factor: float) -> float:
-        """Return the speed-up at an echoing factor if repeats were as good as fresh examples.
+        """Return the speed-up at an echoing factor e, if repeats were as useful as fresh examples.
 
         A fresh batch and its e steps take max(t_upstream, e * t_downstream) (paper, equation 1), and training
-        needs 1/e as many fresh batches.
+        then needs 1/e as many fresh batches.
         """
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)
 
     def report(self, name: str, batch_size: int, num_workers: int) -> Iterator[str]:
-        """Yield the report line by line, with advice at the end."""
+        """Yield the report line by line, with advice at the end.
+
+        Args:
+            name: name of the task.
+            batch_size: examples per batch.
+            num_workers: number of workers of the loader.
+        """
         yield f"{name}, batches of {batch_size}, num_workers={num_workers}"
         yield f"{'':24}{'examples/s':>12}{'ms/batch':>12}"
         rows = {f"{stage} alone": seconds for stage, seconds in self.stages_s.items()}
@@ -69,7 +75,7 @@ class Headroom:
             yield f"e = {label}: at best {gain:.2f} times as fast, if repeats were as good as fresh examples"
         wait_s = self.upstream_s - self.step_s if num_workers else self.upstream_s
         yield from advice(Loop(wait_s, self.step_s, self.upstream_s, num_workers, self.epoch_bytes))
-        # Echoing saves only the stages before it.
+        # Echoing saves only the work of the stages before it, so it should follow the slowest stage.
         slowest = max(self.stages_s, key=lambda stage: self.stages_s[stage])
         variant = f"example_{'after' if slowest == 'augment' else 'before'}_augmentation"
         yield f"slowest stage: {slowest}; start with echo={variant} echo.factor={first_factor(self.ratio)}"
@@ -90,11 +96,11 @@ def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = N
     torch.set_num_threads(config.threads)
     task, device = build_task(config), choose_device(config)
     given = upstream_arguments(config, task, device)
-    # The size of the shuffle buffer does not change the rate. One batch is enough.
+    # A buffer of one batch suffices, because the size of the shuffle buffer does not change the rate.
     with EchoLoader(**given, shuffle_buffer=config.batch_size) as loader:
         batches = iter(loader)
         batch = next(batches)
-        # Batches that the workers have prefetched would bias the mean.
+        # Discard the batches that the workers have prefetched, because they would bias the mean.
         ahead = given["prefetch"] if given["prefetch"] is not None else 2 * max(given["num_workers"], 1)
         upstream_s = time_call(lambda: next(batches), budget_s, warm_up=ahead + 2)
     epoch_bytes = num_bytes(batch) * num_examples(given["source"]) // config.batch_size
@@ -103,14 +109,14 @@ def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = N
 
 
 def num_examples(source: Any) -> int:
-    """Return the length of a source; 0 if it has none."""
+    """Return the number of examples of a source, or 0 if the source has no length."""
     source = next(iter(source.values())) if isinstance(source, dict) else source
     return len(source) if hasattr(source, "__len__") else 0
 
 
 def stages_s(given: dict[str, Any], budget_s: float) -> dict[str, float]:
-    """Return the seconds per batch that each stage adds, in one thread on the CPU."""
-    # Undecoded examples, and images of different sizes, cannot be stacked. They are collated to a list.
+    """Return the seconds per batch that each stage adds, measured in a single thread on the CPU."""
+    # Collate to a list, because encoded examples and images of different sizes cannot be stacked.
     raw = {"augment": None, **({"collate": list} if given["decode"] is not None else {})}
     stages: dict[str, dict[str, Any]] = {"read": {**raw, "decode": None}}
     if given["decode"] is not None:
@@ -127,7 +133,7 @@ def stages_s(given: dict[str, Any], budget_s: float) -> dict[str, float]:
 
 
 def training_step_s(config: Config, task: Task, batch: Any, device: torch.device, budget_s: float) -> float:
-    """Return the seconds of one step of SGD with momentum on a batch that is on the device."""
+    """Return the seconds of one step of SGD with momentum, on a batch that is on the device already."""
     model = task.build_model().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     precision = choose_precision(config, device)
@@ -145,7 +151,7 @@ def training_step_s(config: Config, task: Task, batch: Any, device: torch.device
 
 
 def time_call(call: Callable[[], Any], budget_s: float, warm_up: int = 1) -> float:
-    """Return the mean seconds of a call, measured for ``budget_s`` after ``warm_up`` calls."""
+    """Return the mean seconds of a call, measured for about ``budget_s`` seconds after ``warm_up`` calls."""
     for _ in range(warm_up):
         call()
     calls, spent_s, start = 0, 0.0, time.perf_counter()

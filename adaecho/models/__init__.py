@@ -1,1 +1,1 @@
-"""Models that no library offers in the paper's form."""
+"""Models that no library offers in the form that the paper uses."""

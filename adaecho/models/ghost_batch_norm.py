@@ -1,4 +1,4 @@
-"""Ghost ("virtual") batch norm: statistics over slices of a batch, independent of the batch size.
+"""Ghost (or "virtual") batch norm: batch norm over slices of a batch, which is independent of the batch size.
 
 E. Hoffer, I. Hubara, D. Soudry, "Train longer, generalize better", 2017, algorithm 1.
 """
@@ -15,21 +15,21 @@ Statistics = Literal["average", "sequential"]
 
 
 class GhostBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over slices of ``ghost_size`` successive examples.
+    """Batch norm whose statistics are computed over slices of ``ghost_size`` successive examples.
 
-    In training it equals ``nn.BatchNorm2d`` on each slice. In evaluation running statistics r normalise all
-    examples. The update of r has two forms. With the statistics s_0, ..., s_{k-1} of a step's slices and
-    ``momentum`` n:
+    In training it equals ``nn.BatchNorm2d`` on each slice. In evaluation, all examples are normalised by the
+    running statistics r. A training step updates r from the statistics s_0, ..., s_{k-1} of its k slices,
+    with n = ``momentum``, in one of two ways:
 
-    * "average": r <- (1 - n) r + n mean(s_i). It equals the mean of k running averages, one per slice, as in
-      the init2winit code base.
-    * "sequential": r <- (1 - n)^k r + sum_i n (1 - n)^(k-1-i) s_i. These are the k updates of Hoffer et al.,
-      algorithm 1.
+    * "average": r <- (1 - n) r + n mean(s_i). This equals the mean of k running averages, one per slice, as
+      in the init2winit code base.
+    * "sequential": r <- (1 - n)^k r + sum_i n (1 - n)^(k-1-i) s_i. This equals the k successive updates of
+      Hoffer et al., algorithm 1.
 
     Args:
-        num_features: channels C.
-        ghost_size: examples per slice, at least 1.
-        statistics: "average" or "sequential".
+        num_features: number of channels C.
+        ghost_size: number of examples in a slice, at least 1.
+        statistics: how to update the running statistics, "average" or "sequential".
         eps: added to the variances.
         momentum: weight n of a new value in the running statistics, in [0, 1].
 
@@ -50,7 +50,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         self.ghost_size, self.statistics = ghost_size, statistics
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float [N, C, H, W] to the same shape and layout."""
+        """Normalise float [N, C, H, W]; the result has the same shape and memory layout."""
         if not self.training:
             return super().forward(x)
         if not len(x) or len(x) % self.ghost_size:
@@ -71,7 +71,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
     @torch.no_grad()
     def _update(self, means: torch.Tensor, variances: torch.Tensor) -> None:
-        """Update the running statistics by those of the slices, [k, C]."""
+        """Update the running statistics from the statistics of the slices, [k, C]."""
         assert self.momentum is not None
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -87,12 +87,12 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked.add_(1)
 
     def extra_repr(self) -> str:
-        """The main arguments, for ``print(model)``."""
+        """Return the main arguments, which ``print(model)`` shows."""
         return f"{self.num_features}, ghost_size={self.ghost_size}, statistics={self.statistics}"
 
 
 def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statistics = "average") -> nn.Module:
-    """Replace every ``nn.BatchNorm2d`` of the model in place, with its weights and running statistics.
+    """Replace every ``nn.BatchNorm2d`` of a model in place; weights and running statistics are kept.
 
     Raises:
         ConfigError: the model has no batch norm, or batch norm of another type.

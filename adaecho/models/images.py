@@ -1,4 +1,4 @@
-"""Models of small images, and the first layer of every image model."""
+"""Models of small images, and the layer that normalises the input of every image model."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,21 @@ from torch.nn import functional
 
 from adaecho.config.validation import check_depth
 
-# Of each color over ImageNet's training images, in pixel values.
+# Mean and standard deviation of each color over ImageNet's training images, in pixel values.
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 
 
 class Normalise(nn.Module):
-    """``(images - mean) / std`` per channel: uint8 [N, H, W, C] to float32 [N, C, H, W].
+    """Normalise each channel, ``(images - mean) / std``: uint8 [N, H, W, C] to float32 [N, C, H, W].
 
-    Pixels become floats on the device, which takes a quarter of the transfer.
+    Pixels are converted to floats on the device, so that only a quarter as many bytes have to be transferred.
 
     Args:
         mean: of each channel, in pixel values.
         std: of each channel, in pixel values, positive.
-        channels_last: memory format of the result. It is the order of the pixels, so it saves a copy.
+        channels_last: memory format of the result. Channels last is the order of the input, so it saves a
+            copy.
     """
 
     mean: torch.Tensor
@@ -39,35 +40,36 @@ class Normalise(nn.Module):
 
 
 def small_mlp(num_classes: int) -> nn.Module:
-    """One hidden layer of 64 units: float [N, 1, 8, 8] to logits [N, num_classes].
+    """Build an MLP with one hidden layer of 64 units: float [N, 1, 8, 8] to logits [N, num_classes].
 
-    PyTorch's default initialisation. Without batch norm the gradient of a batch is the mean of the gradients
-    of its micro-batches.
+    It uses PyTorch's default initialisation. It has no batch norm, so that the gradient of a batch is the
+    mean of the gradients of its micro-batches.
     """
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_classes))
 
 
 def small_conv(num_classes: int) -> nn.Module:
-    """Two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling, a linear layer.
+    """Build a small convolutional net: float [N, 1, 8, 8] to logits [N, num_classes].
 
-    float [N, 1, 8, 8] to logits [N, num_classes]; PyTorch's default initialisation.
+    It has two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling and a linear layer, with
+    PyTorch's default initialisation.
     """
     layers = [*_conv_norm_relu(1, 16), *_conv_norm_relu(16, 32)]
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 4 * 4, num_classes))
 
 
 def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> nn.Module:
-    """ResNet for CIFAR: float [N, 3, 32, 32] to logits [N, num_classes].
+    """Build the ResNet for CIFAR: float [N, 3, 32, 32] to logits [N, num_classes].
 
-    He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2. A 3x3 convolution, three
-    stages of n blocks of two 3x3 convolutions (16, 32 and 64 filters on planes of 32, 16 and 8 pixels),
-    global average pooling, a linear layer: 6n + 2 weighted layers. Shortcuts are of option A. There are
-    464,154 parameters at depth 32 and 10 classes.
+    The net has a 3x3 convolution, three stages of n blocks with two 3x3 convolutions each, global average
+    pooling and a linear layer. These are 6n + 2 layers with weights. The stages have 16, 32 and 64 filters on
+    planes of 32, 16 and 8 pixels. Shortcuts are of option A. With depth 32 and 10 classes there are 464,154
+    parameters. Source: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2.
 
     Args:
-        depth: weighted layers, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...
+        depth: number of layers with weights, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...
         num_classes: number of logits.
-        channels: filters of the first stage, at least 1; the paper's nets have 16.
+        channels: number of filters in the first stage, at least 1; 16 in the paper's nets.
 
     Raises:
         ConfigError: there is no net of that depth.
@@ -86,9 +88,10 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
 
 
 class BasicBlock(nn.Module):
-    """``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``, with half the plane if channels are added.
+    """Compute ``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``.
 
-    float [N, in_channels, H, W] to [N, channels, H, W], or to [N, channels, H / 2, W / 2].
+    float [N, in_channels, H, W] to [N, channels, H, W], or to [N, channels, H / 2, W / 2] if the block adds
+    channels.
     """
 
     def __init__(self, in_channels: int, channels: int) -> None:
@@ -106,7 +109,7 @@ class BasicBlock(nn.Module):
         return functional.relu(y + self._shortcut(x), inplace=True)
 
     def _shortcut(self, x: torch.Tensor) -> torch.Tensor:
-        """Option A: the identity on every second pixel, with zeros for the new channels; no parameters."""
+        """Option A, without parameters: keep every second pixel, and fill the new channels with zeros."""
         if self.stride == 1:
             return x
         return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
@@ -121,7 +124,10 @@ def _conv_norm_relu(in_channels: int, channels: int) -> list[nn.Module]:
 
 
 def _initialise(module: nn.Module) -> None:
-    """Normal with variance 2 / fan_in (He et al., "Delving Deep into Rectifiers", eq. 10); biases zero."""
+    """Draw weights from a normal distribution of variance 2 / fan_in, and set biases to zero.
+
+    The variance is that of He et al., "Delving Deep into Rectifiers", equation 10.
+    """
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
         if module.bias is not None:

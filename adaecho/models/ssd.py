@@ -1,10 +1,12 @@
-"""SSD, the single shot detector: model from torchvision's parts, training target, loss and detections.
+"""SSD, the single shot detector: the model, its training target and loss, and its detections.
 
-W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. The ResNet-34 form is MLPerf's: stages 1 to 3
-without the stride of the third (a plane of 38 pixels at 300), then five pairs of convolutions to one pixel.
+W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. Parts of the model are torchvision's. The form with
+ResNet-34 is MLPerf's. It uses stages 1 to 3 without the stride of the third, so that an image of 300 pixels
+gives a plane of 38. Five pairs of convolutions follow, which shrink the plane to one pixel.
 
-Boxes are x1, y1, x2, y2 in pixels. There are N images, at most M true boxes per image (rows of label 0 are
-padding), A default boxes, and C classes including the background, which is class 0.
+Boxes are x1, y1, x2, y2 in pixels. Shapes use these letters. N is the number of images. M is the largest
+number of true boxes in an image, where rows with label 0 are padding. A is the number of default boxes. C is
+the number of classes including the background, which is class 0.
 """
 
 from collections.abc import Sequence
@@ -22,21 +24,21 @@ from torchvision.ops import batched_nms, box_iou
 
 Features = list[torch.Tensor]
 
-# Scale of the codes of centres and of log sizes: the paper's code divides by variances 0.1 and 0.2.
+# Factors of the codes of centres and of log sizes. The paper's code divides by "variances" of 0.1 and 0.2.
 _CENTRE, _SIZE = 10.0, 5.0
-_LEAST_OVERLAP = 0.5  # a default box matches a true box from this IoU on
+_LEAST_OVERLAP = 0.5  # a default box matches a true box if their IoU is at least this
 _NEGATIVES_PER_POSITIVE = 3
-_CANDIDATES = 400  # per class, before suppression
-_LONGEST_LOG = 4.135  # log(1000 / 16), as in torchvision: predicted boxes stay finite
+_CANDIDATES = 400  # number of boxes of each class that enter non-maximum suppression
+_LONGEST_LOG = 4.135  # log(1000 / 16) limits log sizes as in torchvision, so that predicted boxes stay finite
 
 
 class SSD(nn.Module):
-    """Backbone, head and default boxes.
+    """The detector: a backbone, a head, and default boxes.
 
     Args:
-        backbone: float [N, 3, S, S] to the planes that predict boxes, finest first.
-        out_channels: of these planes.
-        default_boxes: one list of aspect ratios per plane.
+        backbone: maps float [N, 3, S, S] to the planes that predict boxes, finest first.
+        out_channels: number of channels of each of these planes.
+        default_boxes: generates the default boxes, from one list of aspect ratios per plane.
         num_classes: C, including the background.
         image_size: S, in pixels.
 
@@ -71,13 +73,13 @@ class SSD(nn.Module):
         return boxes
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float [N, 3, S, S] to class logits [N, A, num_classes] and box codes [N, A, 4]."""
+        """Map images, float [N, 3, S, S], to class logits [N, A, num_classes] and box codes [N, A, 4]."""
         predicted: dict[str, Any] = self.head(self.backbone(images))
         return predicted["cls_logits"], predicted["bbox_regression"]
 
 
 class Planes(nn.Module):
-    """Consecutive stages, which each give a plane: float [N, 3, S, S] to a list of [N, C_i, S_i, S_i]."""
+    """Consecutive stages that each yield a plane: float [N, 3, S, S] to a list of [N, C_i, S_i, S_i]."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -91,7 +93,8 @@ class Planes(nn.Module):
         return planes
 
 
-# MLPerf's: at 300 pixels the planes have sides of 38, 19, 10, 5, 3 and 1, and 8,732 default boxes.
+# The channels of MLPerf's planes. At 300 pixels, the planes have sides of 38, 19, 10, 5, 3 and 1, and there
+# are 8,732 default boxes.
 _CHANNELS = (256, 512, 512, 256, 256, 256)
 _RATIOS = [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
 _SCALES = [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05]
@@ -99,25 +102,26 @@ _STEPS_PIXELS = [8, 16, 32, 64, 100, 300]
 
 
 def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
-    """SSD with a ResNet-34 backbone, freshly initialised, with batch norm except in the head.
+    """Build an SSD with a ResNet-34 backbone, with random initial weights and batch norm except in the head.
 
     Args:
         num_classes: C, including the background.
-        image_size: in pixels, at least 64; the paper's 300 has 8,732 default boxes. Default boxes keep their
-            size relative to the image. At sizes other than 300 the last convolutions are padded.
+        image_size: in pixels, at least 64; the paper's size is 300, with 8,732 default boxes. Default boxes
+            keep their size relative to the image. At sizes other than 300 the last convolutions are padded.
     """
     net = resnet34(weights=None)
     third = net.layer3
     third[0].conv1.stride = third[0].downsample[0].stride = (1, 1)
     stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, third)
-    # At 300 the last two of five reduce planes of 5 and 3 pixels to 3 and 1 without padding.
+    # At 300 pixels, the last two of the five pairs of convolutions have no padding. They reduce planes of 5
+    # and 3 pixels to 3 and 1.
     padded = image_size != 300
-    side = -(-image_size // 8)  # of the stem's plane
+    side = -(-image_size // 8)  # side of the stem's plane
     extra = []
     for i, middle in enumerate((256, 256, 128, 128, 128)):
         halves = i < 3 or padded
-        # A plane of one pixel keeps its size at stride 1 and 2. At stride 2 the gradient of the weights in
-        # bfloat16 on CPUs is uninitialised memory (torch 2.15, oneDNN).
+        # A plane of one pixel has the same size after stride 1 and stride 2. Use 1, because at stride 2 in
+        # bfloat16 on CPUs, the gradient of the weights is uninitialized memory (torch 2.15, oneDNN).
         stride = 2 if halves and side > 1 else 1
         extra.append(_shrink(_CHANNELS[i], middle, _CHANNELS[i + 1], stride=stride, padding=int(halves)))
         side = -(-side // 2) if halves else side - 2
@@ -129,7 +133,9 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
 
 
 def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
-    """A small SSD for the scenes: 3x3 convolutions with batch norm; planes of 1/4, 1/8 and 1/16 of the image.
+    """Build a small SSD for the scenes, from 3x3 convolutions with batch norm.
+
+    Its planes have 1/4, 1/8 and 1/16 of the image's side.
 
     Args:
         num_classes: C, including the background.
@@ -156,7 +162,7 @@ def _conv(
 def _shrink(
     in_channels: int, middle: int, channels: int, *, stride: int = 2, padding: int = 1
 ) -> nn.Sequential:
-    """A 1x1 convolution to fewer channels, then a 3x3 one to a smaller plane."""
+    """Return a 1x1 convolution to fewer channels, followed by a 3x3 convolution to a smaller plane."""
     return nn.Sequential(
         _conv(in_channels, middle, kernel=1, padding=0),
         _conv(middle, channels, stride=stride, padding=padding),
@@ -169,7 +175,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def encode(boxes: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
-    """Codes of boxes [..., A, 4] relative to default boxes [A, 4]: offset of the centre, log of the size."""
+    """Encode boxes [..., A, 4] relative to default boxes [A, 4], as scaled centre offsets and log sizes."""
     centre, size = _centre_and_size(boxes)
     default_centre, default_size = _centre_and_size(default_boxes)
     offset = _CENTRE * (centre - default_centre) / default_size
@@ -177,7 +183,7 @@ def encode(boxes: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
 
 
 def decode(codes: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
-    """The inverse of ``encode``."""
+    """Decode codes to boxes; this is the inverse of ``encode``."""
     default_centre, default_size = _centre_and_size(default_boxes)
     centre = codes[..., :2] / _CENTRE * default_size + default_centre
     size = torch.exp((codes[..., 2:] / _SIZE).clamp(max=_LONGEST_LOG)) * default_size
@@ -190,10 +196,11 @@ def _centre_and_size(boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
-    """Index of the true box that each default box predicts, int64 [N, A]; -1 is the background.
+    """Return which true box each default box should predict: int64 [N, A], where -1 is the background.
 
-    A default box matches the true box with the largest IoU, if the IoU is at least 0.5. In addition, each
-    true box is matched by the default box with the largest IoU. The last true box wins a shared default box.
+    A default box matches the true box with which it has the largest IoU, if this IoU is at least 0.5. In
+    addition, each true box is matched by the default box with which it has the largest IoU. If several true
+    boxes claim the same default box, the last one wins.
 
     Args:
         boxes: float [N, M, 4].
@@ -210,7 +217,7 @@ def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor
     best, matched = overlap.max(dim=1)
     matched = matched.masked_fill(best < _LEAST_OVERLAP, -1)
     favourite = overlap.argmax(dim=2)
-    # One default box more, for the padding.
+    # Add one default box, which the padding can claim.
     wanted = labels.new_full((number, num_default + 1), -1)
     favourite = favourite.masked_fill(~real, num_default)
     rows = torch.arange(most, device=labels.device).expand(number, most)
@@ -225,10 +232,11 @@ def multibox_loss(
     labels: torch.Tensor,
     default_boxes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of the losses of a batch, and the number of positives, its divisor (paper, equation 1).
+    """Return the sum of the losses of a batch, and the number of positives by which to divide it.
 
-    The sum has the smooth L1 loss of the codes of matched default boxes, and their cross entropy. It also has
-    the cross entropy of the background boxes classified worst, at most three per positive of the image.
+    This is equation 1 of the paper. The positives are the default boxes that match a true box. The sum has
+    the smooth L1 loss of their codes and their cross entropy. It also has the cross entropy of the background
+    boxes that are classified worst, at most three for each positive of an image.
 
     Args:
         logits: float [N, A, C].
@@ -238,7 +246,7 @@ def multibox_loss(
         default_boxes: float [A, 4].
 
     Returns:
-        Two scalars, the first with gradient. Both are 0 for images without boxes.
+        Two scalars, the first of which has a gradient. Both are 0 for images without boxes.
     """
     logits, codes = logits.float(), codes.float()
     with torch.no_grad():
@@ -261,10 +269,10 @@ def multibox_loss(
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections of one image, best first.
+    """The detections in one image, best first.
 
     Attributes:
-        boxes: float [K, 4], in pixels of the network's input, clipped to it.
+        boxes: float [K, 4], in pixels of the network's input, clipped to the input.
         scores: float [K], probabilities.
         labels: int64 [K], from 1.
     """
@@ -284,20 +292,22 @@ def detect(
     overlap: float = 0.45,
     most: int = 200,
 ) -> list[Detections]:
-    """Boxes of each image after non-maximum suppression within each class (paper, section 3.1).
+    """Return the boxes of each image that remain after non-maximum suppression in each class.
+
+    This is the inference of the paper's section 3.1.
 
     Args:
         logits, codes, default_boxes: as in ``multibox_loss``.
         image_size: side of the network's input, in pixels.
-        least_score: a box must exceed this probability.
-        overlap: above this IoU the weaker of two boxes of a class is dropped.
+        least_score: a box must have a probability above this.
+        overlap: of two boxes of a class with an IoU above this, the one with the lower score is dropped.
         most: largest number of detections per image.
     """
     probabilities = functional.softmax(logits.float(), dim=-1)
     boxes = decode(codes.float(), default_boxes).clamp(0, image_size)
     found = []
     for of_image, boxes_of_image in zip(probabilities, boxes, strict=True):
-        # each [classes without the background, candidates]
+        # Both are [classes without the background, candidates].
         scores, indices = of_image[:, 1:].t().topk(min(_CANDIDATES, len(boxes_of_image)), dim=1)
         class_index, rank = (scores > least_score).nonzero(as_tuple=True)
         candidates, scores = boxes_of_image[indices[class_index, rank]], scores[class_index, rank]

@@ -1,4 +1,4 @@
-"""Image classifiers of timm by name, such as ResNet-50 (R. Wightman, "PyTorch Image Models")."""
+"""Build image classifiers of timm by name, such as ResNet-50 (R. Wightman, "PyTorch Image Models")."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,16 +13,17 @@ from adaecho.errors import ConfigError, DataError, warn
 
 
 def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | None = None) -> nn.Module:
-    """A timm model: float [N, 3, image_size, image_size] to logits [N, num_classes].
+    """Build a model of timm: float [N, 3, image_size, image_size] to logits [N, num_classes].
 
     For example, "resnet50" has 25,557,032 parameters for 1,000 classes.
 
     Args:
-        name: of a timm model.
+        name: name of the timm model.
         num_classes: number of logits.
         image_size: in pixels.
-        pretrained: a file of initial weights, see ``read_weights``; None: a fresh initialisation. If the file
-            has another number of classes, the last layer is initialised, and a line on stderr says so.
+        pretrained: a file of initial weights, see ``read_weights``; None for random initial weights. If the
+            file has a different number of classes, the last layer is initialised randomly, and a warning says
+            so.
 
     Raises:
         ConfigError: timm has no such model, or the model does not accept images of that size.
@@ -36,7 +37,7 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
     arguments = {"num_classes": num_classes, **_size_argument(name, image_size)}
     try:
         model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
-        # Test one image before any data is read.
+        # Try one image now, so that a wrong size is reported before any data is read.
         with torch.no_grad():
             model.eval()(torch.zeros(1, 3, image_size, image_size))
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -46,7 +47,8 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
         ) from error
     if weights is not None:
         _initialise_last_layer(weights, model, num_classes, f"task.pretrained={pretrained}")
-        # As timm loads downloaded weights: it resizes position embeddings to the image size.
+        # Load the weights as timm loads downloaded ones, so that position embeddings are resized to the image
+        # size.
         overlay = {"state_dict": weights, "num_classes": num_classes, "label_offset": 0, "source": ""}
         try:
             model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
@@ -59,10 +61,10 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
 
 
 def read_weights(path: str) -> dict[str, torch.Tensor]:
-    """Read weights from safetensors or a ``torch.save`` file without executing code.
+    """Read weights from a safetensors or ``torch.save`` file without executing code in it.
 
-    The file holds a state dict, a checkpoint that contains one, timm's weights of the model, or it is
-    ``model/*.safetensors`` of a run of task imagenet.
+    The file may contain a state dict, a checkpoint with a state dict in it, or timm's weights of the model;
+    or it is ``model/*.safetensors`` of a run of task imagenet.
 
     Raises:
         DataError: there is no such file, or it contains no weights.
@@ -92,7 +94,7 @@ _RUN_PREFIX = "1."  # task imagenet's model is nn.Sequential(Normalise, timm's m
 def _initialise_last_layer(
     weights: dict[str, torch.Tensor], model: nn.Module, num_classes: int, key: str
 ) -> None:
-    """Use the model's initial last layer if the weights have none, or one of other classes."""
+    """Use the model's random last layer if the weights have no last layer or one for different classes."""
     named = model.pretrained_cfg["classifier"]  # type: ignore[index]
     heads = [named] if isinstance(named, str) else list(named)
     fresh = {name: value for name, value in model.state_dict().items() if name.rpartition(".")[0] in heads}
@@ -105,7 +107,7 @@ def _initialise_last_layer(
 
 
 def _size_argument(name: str, image_size: int) -> dict[str, Any]:
-    """The argument that a model of fixed image size needs, for example a vision transformer."""
+    """Return the argument that a model with a fixed image size needs, for example a vision transformer."""
     known = timm.get_pretrained_cfg(name)
     fixed = known is not None and known.fixed_input_size and known.input_size[-1] != image_size
     return {"img_size": image_size} if fixed else {}

@@ -1,8 +1,8 @@
-"""The Transformer as a language model: the decoder of Vaswani et al., "Attention Is All You Need", 2017.
+"""A Transformer language model: the decoder of Vaswani et al., "Attention Is All You Need", 2017.
 
-Each layer has causal self-attention and a ReLU feed-forward net. A norm precedes each of them and follows the
-last layer, so training needs no warm-up. Positions are the paper's sinusoids. The softmax shares the
-embedding of the input.
+Each layer has causal self-attention and a ReLU feed-forward net. Unlike in the paper, a norm precedes each of
+them and follows the last layer, so that training needs no warm-up. Positions are encoded by the paper's
+sinusoids. The softmax shares its weights with the input embedding.
 """
 
 import math
@@ -13,18 +13,19 @@ from torch.nn import functional
 
 
 class Transformer(nn.Module):
-    """int64 [N, T] of token numbers to logits float [N, T, vocabulary].
+    """The language model: token numbers, int64 [N, T], to logits, float [N, T, vocabulary].
 
-    With V = vocabulary, d = width, f = feed_forward it has V d + layers (4 d^2 + 2 d f + f + 5 d) + 2 d
-    parameters: attention has no biases, the feed-forward net has, a norm has two numbers per channel.
+    With V = vocabulary, d = width and f = feed_forward it has V d + layers (4 d^2 + 2 d f + f + 5 d) + 2 d
+    parameters. This is because attention has no biases, the feed-forward net has biases, and a norm has two
+    numbers per channel.
 
     Args:
         vocabulary: number of tokens.
-        layers: attention and feed-forward pairs.
+        layers: number of layers.
         width: d, a multiple of ``heads``.
-        feed_forward: hidden units.
+        feed_forward: number of hidden units in the feed-forward net.
         heads: number of attention heads.
-        dropout: after the embedding, attention and feed-forward nets, in training.
+        dropout: dropout rate in training, after the embedding, attention and feed-forward nets.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``; float [N, T, width] to the same."""
+    """Compute ``x + attention(norm(x))`` and then ``x + feed_forward(norm(x))`` for x of [N, T, width]."""
 
     def __init__(self, width: int, feed_forward: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class Layer(nn.Module):
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.query_key_value(x).chunk(3, dim=-1)
-        # [N, T, width] to [N, heads, T, width / heads]
+        # Each part is reshaped from [N, T, width] to [N, heads, T, width / heads].
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
@@ -77,7 +78,10 @@ class Layer(nn.Module):
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> torch.Tensor:
-    """Positions of section 3.5, float [length, width]; sines fill the first half of the channels."""
+    """Return the position encodings of the paper's section 3.5, float [length, width].
+
+    Sines fill the first half of the channels, and cosines the second half.
+    """
     rates = torch.exp(-math.log(10_000) * torch.arange(0, width, 2, device=device) / width)
     angles = torch.arange(length, device=device)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]

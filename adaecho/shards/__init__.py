@@ -1,4 +1,4 @@
-"""Tar shards on disk, over http(s), and on the stores of fsspec."""
+"""Read tar shards from disk, over http(s), or from any store that fsspec supports."""
 
 from adaecho.shards.tar_shards import TarShards as TarShards
 

@@ -1,7 +1,7 @@
-"""Tar shards in WebDataset's layout as a stream, with one request per archive.
+"""Stream examples from tar shards in WebDataset's layout, with a single request per archive.
 
-Adjacent files of an archive that share a name up to the first dot form one example: ``0001.jpg`` and
-``0001.cls`` are ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``.
+Adjacent files of an archive form one example if their names are equal up to the first dot. For example,
+``0001.jpg`` and ``0001.cls`` form ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``.
 """
 
 import glob
@@ -21,28 +21,29 @@ from adaecho.shards.transfer import Transfer
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_DRAWN = 1024  # random numbers per block
+_DRAWN = 1024  # number of random numbers that are drawn together
 _BLOCK = tarfile.BLOCKSIZE
 _TEXT = "utf-8", "surrogateescape"
-# Name, size, type, magic and first byte of the name's prefix (ustar, POSIX.1-1988; equal in GNU's format).
+# These fields of a header are unpacked: name, size, type, magic, and first byte of the name's prefix. They
+# are at the same offsets in the ustar format (POSIX.1-1988) and in GNU's format.
 _HEADER = struct.Struct("100s 24x 11s x 20x c 100x 5s 83x c")
-_TELLS_MORE = re.compile(rb" (path|size|GNU\.sparse[.\w]*)=")  # in an extended pax header
+_TELLS_MORE = re.compile(rb" (path|size|GNU\.sparse[.\w]*)=")  # fields of an extended pax header that we need
 
 
 class TarShards:
-    """Iterable of the examples of uncompressed tar archives. An EchoLoader resumes it exactly.
+    """An iterable over the examples of uncompressed tar archives, which an EchoLoader can resume exactly.
 
-    Archives are split over the ranks. With fewer archives than ranks, every rank reads all archives and keeps
-    its share of the examples.
+    The archives are split over the ranks. If there are fewer archives than ranks, every rank reads all
+    archives and keeps only its share of the examples.
 
     Args:
         shards: paths or urls: ``http(s)://``, or a protocol of fsspec. ``{000..127}`` expands to these
             numbers, and ``*`` in a local path to the matching files.
         shuffle: whether to shuffle the archives in each epoch, and to mix the examples of the open archives.
-            Else the archives are read in the given order.
-        seed: seeds the order; equal on all ranks.
-        open_shards: archives that a rank reads at the same time. Each example comes from a random open
-            archive. When an archive ends, the next one is opened.
+            If not, the archives are read in the given order.
+        seed: seed of the order; it must be equal on all ranks.
+        open_shards: number of archives that a rank reads at the same time. Each example comes from a random
+            open archive. When an archive ends, the next one is opened.
 
     Raises:
         ValueError: there are no shards.
@@ -57,27 +58,27 @@ class TarShards:
         self.shuffle, self.seed, self.epoch, self.share = shuffle, seed, 0, (0, 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``."""
+        """Set the epoch of the next ``iter()``, which determines its order."""
         self.epoch = epoch
 
     def set_share(self, rank: int, world_size: int) -> None:
-        """Give only the examples of this rank. An EchoLoader calls it."""
+        """Yield only the examples of this rank from now on. An EchoLoader calls this method."""
         self.share = rank, world_size
 
     def __iter__(self) -> "TarPass":
         return self.iterate_from(())
 
     def iterate_from(self, position: Sequence[int]) -> "TarPass":
-        """An epoch from a ``TarPass.position``; () is its beginning."""
+        """Return an iterator that resumes an epoch from a ``TarPass.position``; () is the beginning."""
         return TarPass(self, position)
 
 
 class TarPass:
-    """Iterator over one epoch.
+    """An iterator over one epoch.
 
     Args:
         source: the shards.
-        position: of the first example; () is the beginning.
+        position: position of the first example; () is the beginning of the epoch.
     """
 
     def __init__(self, source: TarShards, position: Sequence[int]) -> None:
@@ -97,16 +98,19 @@ class TarPass:
 
     @property
     def position(self) -> list[int]:
-        """Number of the next archive to open; number of examples read; for each open archive its number and
-        the byte of its next example.
+        """The position of the next example, from which ``TarShards.iterate_from`` resumes.
+
+        It consists of the number of the next archive to open, the number of examples read, and, for each open
+        archive, its number and the byte offset of its next example.
         """
         return [self._following, self._count, *(n for one in self._within for n in (one.number, one.byte))]
 
     def _drawn(self) -> int:
-        """The random number of the next example."""
+        """Return the random number that chooses the archive of the next example."""
         block, at = divmod(self._count, _DRAWN)
         if block != self._block:
-            # The order of the shards uses the counters from 0 on.
+            # The last word of the counter is 1, because the order of the shards uses the counters with a 0
+            # there.
             bits = np.random.Philox(key=self._key, counter=[0, 0, block, 1])
             self._block, self._draws = block, bits.random_raw(_DRAWN).tolist()
         return self._draws[at]
@@ -129,16 +133,16 @@ class TarPass:
         raise StopIteration
 
     def close(self) -> None:
-        """Close connections and files."""
+        """Close all open connections and files."""
         for archive in self._within:
             archive.close()
 
 
 class _Archive:
-    """An open archive.
+    """One open archive.
 
     Attributes:
-        number: in the order of the epoch.
+        number: position of the archive in the order of the epoch.
         byte: offset of the next example.
     """
 
@@ -147,7 +151,7 @@ class _Archive:
         self._examples = self._read()
 
     def next(self) -> dict[str, Any] | None:
-        """The next example, or None at the end. After an error the next call retries."""
+        """Return the next example, or None at the end of the archive. After an error, a new call retries."""
         try:
             return next(self._examples, None)
         except BaseException as error:
@@ -158,32 +162,32 @@ class _Archive:
             raise tarfile.ReadError(f"{self._transfer.name}: {what}: {error}") from error
 
     def close(self) -> None:
-        """Close the connection or file. ``next`` reopens it."""
+        """Close the connection or file. A later call of ``next`` opens it again."""
         self._transfer.close()
         self._examples = self._read()
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        self._buffer, self._at, self._transfer.byte = b"", 0, self.byte  # bytes read, and how many are used
+        self._buffer, self._at, self._transfer.byte = b"", 0, self.byte  # read bytes, and how many were used
         for key, members in groupby(self._members(), lambda member: member[0]):
             example: dict[str, Any] = {"__key__": key.decode(*_TEXT)}
             for _, ending, content, end in members:  # noqa: B007 (used below)
                 extension = ending.decode(*_TEXT).lower()
                 if extension in example:
-                    raise tarfile.ReadError(f"a second {extension!r} of {example['__key__']}; rename it")
+                    raise tarfile.ReadError(f"two files {extension!r} of {example['__key__']}; rename one")
                 example[extension] = content
             self.byte = end
             yield example
 
     def _members(self) -> Iterator[tuple[bytes, bytes, bytes, int]]:
-        """Key, extension and content of each file, and the offset after it."""
+        """Yield key, extension and content of each file, and the offset at which the file ends."""
         while True:
             if self._at + _BLOCK > len(self._buffer):
                 self._need(_BLOCK)
             name, octal, kind, magic, prefix = _HEADER.unpack_from(self._buffer, self._at)
-            # Fast path for plain headers: tarfile parses all fields in ten times the time.
+            # Plain headers are parsed here, because tarfile parses all fields and takes ten times as long.
             plain = magic == b"ustar" and prefix == b"\0" and kind in b"0\0x" and octal.isdigit()
             name, start, size = name.partition(b"\0")[0], _BLOCK, int(octal, 8) if plain else 0
-            if plain and kind == b"x":  # skip headers of times and owners
+            if plain and kind == b"x":  # skip a header that has only times and owners
                 self._need(_BLOCK + size)
                 name, plain = b"", not _TELLS_MORE.search(self._buffer, _BLOCK, _BLOCK + size)
             if not plain:
@@ -204,11 +208,11 @@ class _Archive:
 
     @property
     def _offset(self) -> int:
-        """Offset of the next unused byte in the archive."""
+        """The offset of the next unused byte in the archive."""
         return self._transfer.byte - len(self._buffer) + self._at
 
     def _need(self, size: int) -> None:
-        """Read until ``size`` unused bytes are buffered."""
+        """Read from the archive until at least ``size`` unused bytes are buffered."""
         parts, length = [self._buffer[self._at :]], len(self._buffer) - self._at
         while length < size:
             parts.append(self._transfer.read())
@@ -217,8 +221,9 @@ class _Archive:
                 raise tarfile.ReadError("the archive is empty or truncated")
         self._buffer, self._at = b"".join(parts), 0
 
-    # File interface for tarfile, which reads the headers of one member. At offset 0 a damaged header raises,
-    # instead of ending the archive.
+    # read and tell are the file interface that tarfile needs to read the headers of one member. tell starts
+    # at 0 for each member, because tarfile raises an error for a damaged header at offset 0. At any other
+    # offset it would treat the header as the end of the archive.
 
     def read(self, size: int) -> bytes:
         self._need(size)
@@ -230,7 +235,7 @@ class _Archive:
 
 
 def shard_urls(shards: Names) -> list[str]:
-    """Expand patterns to urls or paths; see ``TarShards``.
+    """Expand patterns to urls or paths, as described in ``TarShards``.
 
     Raises:
         ValueError: there are no shards, or a pattern matches no file.

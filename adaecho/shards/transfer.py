@@ -1,4 +1,4 @@
-"""Bytes of a file, an http(s) url or an fsspec url. A broken transfer resumes at its byte."""
+"""Transfer the bytes of a file, an http(s) url or an fsspec url, and resume after a broken connection."""
 
 import base64
 import threading
@@ -10,22 +10,23 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from adaecho.errors import redact_urls
 
-_PIECE = 1 << 18  # bytes per read
-_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
-_TIMEOUT_S = 30.0  # of an http connection without data
+_PIECE = 1 << 18  # largest number of bytes in a read
+_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # delays between attempts
+_TIMEOUT_S = 30.0  # after this time without data, an http connection is considered broken
 _FINAL = FileNotFoundError, PermissionError
-_FINAL_CODES = {*range(400, 500)} - {408, 429}  # http statuses
+_FINAL_CODES = {*range(400, 500)} - {408, 429}  # http statuses that are not retried
 
 
 class Transfer:
-    """Sequential reads of a file from any byte.
+    """Read a file sequentially, starting at any byte.
 
-    A broken connection and the statuses 5xx, 408 and 429 are retried after doubling delays. If an http server
-    ignores the range, the bytes before it are read and dropped.
+    If a connection breaks, or the server answers with status 5xx, 408 or 429, the read is retried after
+    delays that double. If an http server ignores the requested range, the bytes before it are read and
+    discarded.
 
     Attributes:
         name: the url without secrets.
-        byte: offset of the next read; may be set while the transfer is closed.
+        byte: offset of the next read; it may be set while the transfer is closed.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,18 +34,19 @@ class Transfer:
         self._stream: Any = None
 
     def read(self) -> bytes:
-        """The next bytes, at most 256 KiB; empty at the end.
+        """Return the next bytes, at most 256 KiB, or empty bytes at the end.
 
         Raises:
-            ConnectionError: names url, attempt, byte and cause.
+            ConnectionError: all attempts failed. The message names url, attempt, byte and cause.
             OSError: a local file can't be read.
         """
         for attempt, delay_s in enumerate((*_DELAYS_S, 0.0), start=1):
             try:
                 self._stream = self._stream or _open_at(self._url, self.byte)
-                # read1 returns available bytes at once; some files of fsspec lack it.
+                # Prefer read1, which returns at once with the bytes available. Some files of fsspec lack it.
                 piece: bytes = getattr(self._stream, "read1", self._stream.read)(_PIECE)
-                # http.client does not raise at an early end.
+                # Check the length, because http.client does not raise an error if a connection ends too
+                # early.
                 if not piece and (missing := getattr(self._stream, "length", None)):
                     raise ConnectionError(f"ended {missing} bytes early")
                 self.byte += len(piece)
@@ -56,12 +58,12 @@ class Transfer:
                 cause = f"in attempt {attempt} at byte {self.byte}: {type(error).__name__}: {error}"
                 if isinstance(error, _FINAL) or getattr(error, "code", 0) in _FINAL_CODES:
                     break
-            # The sleep of an EchoLoader's thread ends when the loader is closed.
+            # In a thread of an EchoLoader, use the thread's own sleep, which ends when the loader is closed.
             getattr(threading.current_thread(), "rest", time.sleep)(delay_s)
         raise ConnectionError(f"{self.name}: can't be read {redact_urls(cause)}")
 
     def close(self) -> None:
-        """Close the connection or file. A later ``read`` reopens it."""
+        """Close the connection or file. A later call of ``read`` opens it again."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -79,11 +81,11 @@ def _open_at(url: str, byte: int) -> Any:
     user, _, host = parts.netloc.rpartition("@")
     headers = {"User-Agent": "adaecho"} | ({"Range": f"bytes={byte}-"} if byte else {})
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers=headers)
-    if user:  # not sent to the target of a redirect
+    if user:  # send the password only to this server, not to the target of a redirect
         basic = base64.b64encode(unquote_to_bytes(user)).decode()
         request.add_unredirected_header("Authorization", f"Basic {basic}")
     response = urllib.request.urlopen(request, timeout=_TIMEOUT_S)
-    if response.status != 206:  # the server ignored the range
+    if response.status != 206:  # the server ignored the range and sends the whole file
         while byte and (dropped := response.read1(min(byte, _PIECE))):
             byte -= len(dropped)
     return response

@@ -1,4 +1,4 @@
-"""A user's callbacks, called on rank 0 at each evaluation and at the end of a run."""
+"""Call the user's callbacks on rank 0, at each evaluation and at the end of a run."""
 
 from importlib import import_module
 from pathlib import Path
@@ -14,15 +14,16 @@ HOOKS = ("on_evaluation", "on_end")
 class Callbacks:
     """The callbacks of one run, in the order of ``config.callbacks``.
 
-    The function ``build(config, folder)`` of each module returns the callback. Its errors end the run. It
-    must not use the global random generators, which decide the run.
+    Each entry of ``config.callbacks`` names a module, whose function ``build(config, folder)`` returns the
+    callback. An error in a callback ends the run. A callback must not use the global random generators,
+    because their states determine the rest of the run.
 
     Args:
-        config: the run.
+        config: the run's config.
         folder: the run's folder.
 
     Raises:
-        ConfigError: ``build`` returned an object without any of ``HOOKS``.
+        ConfigError: ``build`` returned an object that has none of the methods in ``HOOKS``.
     """
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -36,12 +37,12 @@ class Callbacks:
             self._callbacks.append(callback)
 
     def on_evaluation(self, line: dict[str, Any]) -> None:
-        """Call ``on_evaluation(metrics, fresh_examples, steps)`` with a line of metrics.jsonl."""
+        """Call ``on_evaluation(metrics, fresh_examples, steps)`` of all callbacks with a metrics line."""
         metrics = {key: value for key, value in line.items() if key not in ("fresh_examples", "steps")}
         self._call("on_evaluation", metrics, line["fresh_examples"], line["steps"])
 
     def on_end(self, summary: dict[str, Any]) -> None:
-        """Call ``on_end(summary)`` with the final summary."""
+        """Call ``on_end(summary)`` of each callback with the final summary."""
         self._call("on_end", dict(summary))
 
     def _call(self, hook: str, *arguments: Any) -> None:

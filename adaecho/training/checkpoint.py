@@ -1,4 +1,7 @@
-"""Checkpoints without pickled code, and the states of the global random generators that they hold."""
+"""Write and read checkpoints, and save and restore the states of the global random generators.
+
+Checkpoints contain no pickled code, so loading one cannot execute code.
+"""
 
 import io
 import random
@@ -11,31 +14,32 @@ from adaecho.records.folder import RunFolder
 
 
 def save(run: RunFolder, state: dict[str, Any]) -> None:
-    """Replace the checkpoint of a run.
+    """Write a run's checkpoint in place of the previous one.
 
     Raises:
         FolderError: the write failed; the previous checkpoint is unchanged.
     """
-    buffer = io.BytesIO()  # torch.save to a file hides the reason of a failed write
+    # Write to memory first, because torch.save to a file hides the reason if writing fails.
+    buffer = io.BytesIO()
     torch.save(state, buffer)
     run.write(run.checkpoint, buffer.getbuffer())
 
 
 def load(run: RunFolder) -> dict[str, Any] | None:
-    """The state in the checkpoint of a run, on the CPU; None without a checkpoint."""
+    """Return the state in a run's checkpoint, on the CPU, or None if the run has no checkpoint."""
     exists = run.checkpoint.exists()
     return torch.load(run.checkpoint, map_location="cpu", weights_only=True) if exists else None
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of torch (every device), NumPy and ``random``."""
+    """Seed the global random generators of torch (on every device), NumPy and ``random``."""
     torch.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The states of the global generators as tensors, numbers and tuples."""
+    """Return the states of the global random generators as tensors, numbers and tuples."""
     name, key, *more = np.random.get_state()  # key: uint32 [624]
     return {
         "cpu": torch.get_rng_state(),
@@ -46,7 +50,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any], device: torch.device) -> None:
-    """Restore the global generators from ``rng_state``'s result."""
+    """Restore the states of the global random generators from a result of ``rng_state``."""
     torch.set_rng_state(state["cpu"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,4 +1,4 @@
-"""The device and number format of a run, the evaluation of a model on them, and the timers."""
+"""Choose the device and number format of a run, evaluate its model on them, and measure its times."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,9 @@ from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
-    """The configured device; ``auto`` uses a GPU if one is available. Each rank of a host has its own GPU.
+    """Return the configured device. With ``device=auto`` this is a GPU if one is available.
+
+    If several ranks run on a host, each of them uses a different GPU.
 
     Raises:
         ConfigError: no GPU is available for ``device=cuda``, or a host has fewer GPUs than ranks.
@@ -40,7 +42,7 @@ def choose_device(config: Config) -> torch.device:
 
 
 def choose_precision(config: Config, device: torch.device) -> str:
-    """``float32`` or ``bfloat16``; ``auto`` uses bfloat16 if the hardware computes it."""
+    """Return "float32" or "bfloat16". With ``precision=auto`` it is bfloat16 if the hardware supports it."""
     if config.precision != "auto":
         return config.precision
     if device.type == "cuda":
@@ -55,20 +57,20 @@ def _cpu_computes_bfloat16() -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Context in which forward passes run in ``precision``."""
+    """Return a context in which forward passes are computed in ``precision``."""
     if precision == "float32":
-        return nullcontext()  # a disabled autocast takes as long as three small kernels
+        return nullcontext()  # even a disabled autocast would take as long as three small kernels
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device, so that a timer read next includes the queued work."""
+    """Wait until the device has finished its queued work, so that a timer read next includes that work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """Move a model to its device, in the configured memory format, compiled if configured."""
+    """Move a model to its device, in the configured memory format, and compile it if configured."""
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -85,7 +87,10 @@ def measure(
     precision: str,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Evaluate a model on a split; every rank returns the metrics of rank 0. The model stays in eval mode."""
+    """Evaluate a model on a split and return the metrics; all ranks return those of rank 0.
+
+    Afterwards the model is still in eval mode.
+    """
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
     with autocast(device, precision), torch.inference_mode():
@@ -95,12 +100,12 @@ def measure(
 
 @dataclass
 class Clocks:
-    """Timers of a run, in seconds. A resumed run continues them.
+    """The timers of a run, in seconds. When a run is resumed, they continue from their previous values.
 
     Attributes:
-        train_time_s: steps and the wait for their batches, including the first filling of the buffer;
-            without evaluation, checkpoints and compilation.
-        eval_time_s: evaluation.
+        train_time_s: time of training steps and of waiting for their batches, including the time in which the
+            buffer is first filled, but without evaluation, checkpoints and compilation.
+        eval_time_s: time of evaluation.
     """
 
     train_time_s: float = 0.0
@@ -110,17 +115,17 @@ class Clocks:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Start training time."""
+        """Start counting training time."""
         self._since = time.perf_counter()
 
     def stop(self, device: torch.device) -> None:
-        """Stop training time once the device has completed the queued work."""
+        """Stop counting training time, after the device has finished its queued work."""
         synchronize(device)
         self.peek()
         self._since = None
 
     def peek(self) -> float:
-        """Training time so far, without waiting for the device."""
+        """Return the training time so far, without waiting for the device."""
         if self._since is not None:
             now = time.perf_counter()
             self.train_time_s += now - self._since
@@ -129,7 +134,7 @@ class Clocks:
 
     @contextmanager
     def evaluating(self, device: torch.device) -> Iterator[None]:
-        """Count the block as evaluation time instead of training time."""
+        """Count the time of the block as evaluation time instead of training time."""
         with self.uncounted(device):
             begin = time.perf_counter()
             yield
@@ -138,7 +143,7 @@ class Clocks:
 
     @contextmanager
     def uncounted(self, device: torch.device) -> Iterator[None]:
-        """Exclude the block, such as a checkpoint, from both times."""
+        """Do not count the time of the block, such as a checkpoint, as training or evaluation time."""
         self.stop(device)
         try:
             yield

@@ -1,4 +1,7 @@
-"""A step on one rank or several: each rank's share of a batch, averaged gradients and statistics."""
+"""A training step on one or several ranks.
+
+Each rank computes its share of a batch; gradients and batch-norm statistics are averaged over ranks.
+"""
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
@@ -17,13 +20,13 @@ from adaecho.training.device import autocast
 
 
 def share_of(config: Config, world_size: int) -> Config:
-    """The config of one rank: its share of every batch and of the shuffle buffer.
+    """Return the config of one rank, with its share of every batch and of the shuffle buffer.
 
-    ``batch_size`` and ``echo.shuffle_buffer`` count the whole run, so one config means the same training for
-    any number of ranks.
+    In a run's config, ``batch_size`` and ``echo.shuffle_buffer`` count the examples of all ranks together, so
+    that the same config means the same training for any number of ranks.
 
     Raises:
-        ConfigError: the batch cannot be split evenly.
+        ConfigError: the batch cannot be split evenly over the ranks and their micro-batches.
     """
     if world_size == 1:
         return config
@@ -38,32 +41,32 @@ def share_of(config: Config, world_size: int) -> Config:
 
 
 def num_passes(config: Config) -> int:
-    """Micro-batches of one rank in a step."""
+    """Return the number of micro-batches that one rank processes in a step."""
     return config.adascale.num_gradients_to_accumulate if config.adascale.enabled else 1
 
 
 def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.device) -> nn.Module:
-    """The model with gradients averaged over ranks during the backward pass.
+    """Wrap the model so that its gradients are averaged over ranks during the backward pass.
 
-    The graph is static: every loss of a task uses the model in the same way. ``average_statistics`` handles
-    the buffers.
+    The wrapper assumes a static graph, because every loss of a task uses the model in the same way. It does
+    not synchronize buffers; ``average_statistics`` does that.
     """
     if ranks.is_alone:
         return model
     gpus = [device.index] if device.type == "cuda" else None
-    # torch 2.14 renamed the argument, and warns about the old name.
+    # torch 2.14 renamed this argument of DistributedDataParallel, and warns about the old name.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DistributedDataParallel(model, gpus, static_graph=True, gradient_as_bucket_view=True, **options)
 
 
 class MeanLoss:
-    """The mean loss of a task over all micro-batches of all ranks.
+    """Compute the mean loss of a task over all micro-batches of all ranks, and its gradient.
 
     Args:
         task: defines the loss.
-        model: of this rank.
-        ranks, device, precision: of the run.
+        model: the model of this rank.
+        ranks, device, precision: those of the run.
     """
 
     def __init__(
@@ -73,10 +76,10 @@ class MeanLoss:
         self._model = synchronized(model, ranks, device)
 
     def backward(self, micro_batches: list[Batch]) -> torch.Tensor:
-        """Compute the gradient; returns this rank's share of the loss.
+        """Compute the gradient of the mean loss, and return this rank's share of the loss.
 
-        The sum of each micro-batch is divided by the weight of all micro-batches of all ranks. So an uneven
-        split of masked tokens or boxes does not change the result.
+        The loss summed over a micro-batch is divided by the total weight of all micro-batches of all ranks.
+        Therefore the result does not depend on how masked tokens or boxes are distributed over micro-batches.
         """
         weight = self._task.weight
         if weight is None:
@@ -87,18 +90,19 @@ class MeanLoss:
             total = self._total([weight(one) for one in micro_batches])
             shares = []
             for number, one in enumerate(micro_batches, start=1):
-                with self._synchronizing(number == len(micro_batches)):  # forward and backward
+                # no_sync() must contain the forward pass too.
+                with self._synchronizing(number == len(micro_batches)):
                     shares.append(self._share(self._loss(one)[0], total))
         return sum(shares[1:], shares[0])
 
     def _total(self, weights: list[torch.Tensor | float]) -> torch.Tensor | float:
-        """The weights of all micro-batches of all ranks."""
+        """Return the total weight of all micro-batches of all ranks."""
         total = sum(weights[1:], weights[0])
-        # A plain number counts examples, which is the same on every rank.
+        # A plain number is a count of examples, which is the same on every rank.
         return self._ranks.sum(total) if isinstance(total, torch.Tensor) else total * self._ranks.world_size
 
     def _synchronizing(self, last: bool) -> AbstractContextManager[object]:
-        """Accumulate gradients on this rank until the last micro-batch."""
+        """Return a context in which gradients are averaged over ranks only after the last micro-batch."""
         if last or not isinstance(self._model, DistributedDataParallel):
             return nullcontext()
         return self._model.no_sync()
@@ -108,9 +112,9 @@ class MeanLoss:
             return self._task.loss(self._model, micro_batch)
 
     def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
-        """Add the gradient of one micro-batch's loss over the total weight."""
+        """Add the gradient of one micro-batch's loss, divided by the total weight."""
         share = loss / total
-        # DistributedDataParallel averages gradients over ranks, but the shares must be summed.
+        # The shares of all ranks must be summed, but DistributedDataParallel averages gradients over ranks.
         scaled = share if self._ranks.is_alone else share * self._ranks.world_size
         scaled.backward()  # type: ignore[no-untyped-call]
         return share.detach()
@@ -120,8 +124,8 @@ class MeanLoss:
 def average_statistics(model: nn.Module, ranks: DistributedContext) -> None:
     """Average the running means and variances of batch norm over ranks, before an evaluation.
 
-    Between evaluations each rank follows its share of the data. The average of variances ignores the distance
-    between the means.
+    Between evaluations, each rank updates them from its own share of the data. Averaging the variances
+    neglects the differences between the means of the ranks.
     """
     found = [
         getattr(module, name, None) for module in model.modules() for name in ("running_mean", "running_var")

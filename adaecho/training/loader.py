@@ -1,4 +1,4 @@
-"""The loader of a run: the examples of its task behind the configured echo stage."""
+"""Build the loader of a run, which reads the examples of a task and echoes them as configured."""
 
 import math
 from typing import Any
@@ -11,16 +11,16 @@ from adaecho.errors import ConfigError
 from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import Task
 
-# Keys of the config with the names of EchoLoader's arguments.
+# These config keys have the same names as the arguments of EchoLoader.
 _DATA_KEYS = ("order", "num_workers", "prefetch", "processes", "max_bad_examples")
 _ECHO_KEYS = ("factor", "shuffle_buffer", "batch_shuffle_buffer", "max_factor")
 
 
 def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict[str, Any]:
-    """The arguments of ``EchoLoader`` that do not concern echoing.
+    """Return the arguments of ``EchoLoader`` that do not concern echoing.
 
     Raises:
-        ConfigError: ``echo.split_augmentation`` needs a task with ``augment_parts``.
+        ConfigError: ``echo.split_augmentation`` is set, but the task has no ``augment_parts``.
     """
     if config.echo.split_augmentation and task.augment_parts is None:
         raise ConfigError(
@@ -45,10 +45,11 @@ def make_loader(
     """Build the loader of one rank.
 
     Args:
-        config: of one rank's share.
+        config: the config of one rank's share, see ``distributed.share_of``.
         task: the workload.
-        device: of the batches.
-        ranks: share the examples; with ``echo.factor=auto`` the factor follows their mean R.
+        device: the device on which batches are delivered.
+        ranks: the ranks that share the examples. With ``echo.factor=auto``, all ranks follow the mean of
+            their ratios R of upstream to downstream time.
 
     Raises:
         ConfigError: the loader rejects a setting, such as a shuffle buffer larger than the memory; or see
@@ -71,6 +72,6 @@ def make_loader(
 
 
 def _mean(ratios: list[float]) -> float | None:
-    """The mean over ranks; None until all ranks know their ratio."""
+    """Return the mean over ranks, or None until all ranks have measured their ratio."""
     mean = sum(ratios) / len(ratios)
     return None if math.isnan(mean) else mean

@@ -1,4 +1,4 @@
-"""The optimizer of a run, weight averaging and micro-batches."""
+"""Build the optimizer of a run, average its weights, and split its batches into micro-batches."""
 
 from inspect import unwrap
 from typing import Any
@@ -14,10 +14,10 @@ from adaecho.errors import ConfigError
 
 
 class EagerSGD(torch.optim.SGD):
-    """torch's SGD without its decorators for ``torch.compile``.
+    """torch's SGD without the decorators that support ``torch.compile``.
 
-    At their first call the decorators import the compiler, which takes as long as importing torch. A test
-    compares the weights with torch's SGD bit for bit.
+    When they are first called, these decorators import the compiler, which takes as long as importing torch
+    itself. A test checks that the resulting weights equal those of torch's SGD bit for bit.
     """
 
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
@@ -28,12 +28,13 @@ class EagerSGD(torch.optim.SGD):
 
 
 def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> torch.optim.Optimizer:
-    """Build the configured optimizer, inside AdaScale with ``adascale=on``.
+    """Build the configured optimizer, and wrap it in AdaScale if ``adascale=on``.
 
     Args:
-        config: of the run.
-        model: on its device. A fused optimizer keeps its learning rate there, so no step waits for it.
-        world_size: ranks whose gradients are averaged.
+        config: the run's config.
+        model: the model, on its device. The learning rate of a fused optimizer is a tensor on that device, so
+            that no step has to wait until it is copied there.
+        world_size: number of ranks whose gradients are averaged.
     """
     given = config.optimizer
     groups = parameter_groups(model, given.weight_decay, all_decay=given.decay_norms_and_biases)
@@ -68,18 +69,19 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the optimizer's ``state_dict()`` from a checkpoint; the settings stay those of the config.
+    """Load the optimizer's ``state_dict()`` from a checkpoint, but keep the settings of the current config.
 
     Raises:
         ValueError: the parameter groups differ.
     """
     groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
-    kept = [{**saved, **own, "params": saved["params"]} for saved, own in groups]  # saved: AdaScale's numbers
+    # The saved groups also contain AdaScale's numbers, which the optimizer's own groups lack.
+    kept = [{**saved, **own, "params": saved["params"]} for saved, own in groups]
     optimizer.load_state_dict({**state, "param_groups": kept})
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups, in place if it is a tensor."""
+    """Set the learning rate of all parameter groups; a learning rate that is a tensor is changed in place."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -88,7 +90,17 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) -> list[dict[str, Any]]:
-    """Parameter groups; without ``all_decay`` norms and biases (vectors) have no weight decay."""
+    """Split the model's trainable parameters into groups with and without weight decay.
+
+    Args:
+        model: the model.
+        weight_decay: the weight decay.
+        all_decay: if true, all parameters decay. Otherwise norms and biases, whose parameters are vectors, do
+            not.
+
+    Raises:
+        ConfigError: no parameter of the model is trainable.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ConfigError("the task's model has nothing to train: no parameter has requires_grad=True")
@@ -101,10 +113,11 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
 
 
 def average_of(model: nn.Module, decay: float) -> AveragedModel:
-    """A moving average of the weights: ``average = decay average + (1 - decay) weights`` after each step.
+    """Return an exponential moving average of the model's weights, in eval mode.
 
-    It starts with the weights of the first step (B. Polyak and A. Juditsky 1992; ``AveragedModel`` of torch).
-    Running statistics of batch norm are averaged too.
+    After each step, ``average = decay * average + (1 - decay) * weights``. The average starts with the
+    weights after the first step (B. Polyak and A. Juditsky 1992; computed by torch's ``AveragedModel``). The
+    running statistics of batch norm are averaged too.
     """
     follow: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
@@ -113,24 +126,24 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
 
 
 def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
-    """Split a batch into micro-batches: the k-th takes every ``count``-th example from k on.
+    """Split a batch into micro-batches: the k-th micro-batch has every ``count``-th example, starting at k.
 
-    Copies of one example are often neighbors. This split puts them into different micro-batches, where
-    AdaScale's gain can measure that they are alike.
+    The copies of an echoed example are often next to each other. This split puts them into different
+    micro-batches, so that AdaScale's gain reflects that their gradients are similar.
 
     Args:
         batch: tensors with examples along the first axis, and lists with one item for each example.
-        count: number of micro-batches; 1 returns the batch unchanged.
-        num_examples: examples in the batch.
+        count: number of micro-batches; if it is 1, the batch is returned unchanged.
+        num_examples: number of examples in the batch.
 
     Raises:
-        ConfigError: a tensor or list has a different length.
+        ConfigError: the first axis of a tensor, or a list, does not have ``num_examples`` items.
     """
     return [batch] if count == 1 else [_every(batch, first, count, num_examples) for first in range(count)]
 
 
 def _every(batch: Any, first: int, count: int, num_examples: int) -> Any:
-    """Every ``count``-th example from ``first`` on."""
+    """Return every ``count``-th example, starting at ``first``."""
 
     def part(leaf: Any) -> Any:
         if not isinstance(leaf, list) and not (isinstance(leaf, torch.Tensor) and leaf.dim()):

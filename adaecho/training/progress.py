@@ -1,4 +1,4 @@
-"""Progress of a run: its counts, its stop rules, and the lines that it prints."""
+"""The progress of a run: its counts, the rules that stop it, and the progress lines that it prints."""
 
 import time
 from dataclasses import dataclass
@@ -11,25 +11,28 @@ from adaecho.records.table import as_clock
 from adaecho.records.trials import FINISHED, Status
 from adaecho.tasks.base import Direction
 
-# Pauses between lines double, so a short run prints few lines and a long run prints soon.
+# The pause between two progress lines doubles each time, so that the first line appears soon, but a long run
+# does not print too many.
 _FIRST_LINE_S, _LONGEST_PAUSE_S = 5.0, 60.0
-_MANY_EXAMPLES = 10_000  # filling a smaller buffer takes seconds
+_MANY_EXAMPLES = 10_000  # a smaller buffer is filled within seconds, so no message is needed
 
 
 @dataclass
 class Progress:
-    """Counts of a run up to its last step.
+    """Counts of a run up to its last step. A checkpoint stores them.
 
     Attributes:
-        fresh_examples: read for these steps, by all ranks.
-        steps: SGD updates.
-        evaluations: lines in metrics.jsonl.
-        factor_changes: how many changes of ``echo.factor=auto`` these lines hold.
-        next_evaluation: the multiple of ``evaluate.every_fresh_examples`` at which the next one falls due.
-        fresh_scale_invariant_steps: AdaScale's tau with each step's share divided by its echoing factor.
-        best: the best evaluation by the target's metric, with its costs.
-        met_in_a_row: how many consecutive evaluations up to the last one met the target.
-        to_target: the cost at the evaluation that ended the run; None before.
+        fresh_examples: number of examples that all ranks have read for these steps.
+        steps: number of SGD updates.
+        evaluations: number of lines in metrics.jsonl.
+        factor_changes: with ``echo.factor=auto``, the number of factor changes that these lines contain.
+        next_evaluation: number of fresh examples after which the next evaluation is due, a multiple of
+            ``evaluate.every_fresh_examples``.
+        fresh_scale_invariant_steps: AdaScale's tau in fresh batches: the sum of each step's gain divided by
+            the echoing factor at that step.
+        best: the best evaluation so far by the target's metric, with its costs.
+        met_in_a_row: number of consecutive evaluations, up to the last one, that met the target.
+        to_target: the cost at the evaluation with which the run reached its target; None before.
     """
 
     fresh_examples: int = 0
@@ -44,12 +47,12 @@ class Progress:
 
 
 def is_better(direction: Direction, value: float, other: float) -> bool:
-    """Whether a value is strictly better in the metric's direction."""
+    """Return whether a value is strictly better than another in the metric's direction."""
     return value > other if direction == "max" else value < other
 
 
 def meets(direction: Direction, value: float, target: float | None) -> bool:
-    """Whether an evaluation meets the target: ``>=`` if more is better, ``<=`` if less is better."""
+    """Return whether a value meets the target: ``>=`` if more is better, ``<=`` if less is better."""
     if target is None:
         return False
     return value >= target if direction == "max" else value <= target
@@ -58,7 +61,11 @@ def meets(direction: Direction, value: float, target: float | None) -> bool:
 def is_at_chance(
     config: Config, direction: Direction, best: dict[str, Any] | None, fresh_examples: int
 ) -> bool:
-    """Whether ``target.chance_share`` of the budget is read and no evaluation was better than chance."""
+    """Return whether the run is as good as guessing although it has used enough of its budget to be better.
+
+    This is so if ``target.chance_share`` of the budget of fresh examples has been read, and no evaluation was
+    better than ``target.chance_level``.
+    """
     target, budget = config.target, config.max_fresh_examples
     if target.chance_level is None or budget is None or fresh_examples < target.chance_share * budget:
         return False
@@ -66,13 +73,13 @@ def is_at_chance(
 
 
 def budget_spent(config: Config, steps: int, fresh_examples_ahead: float, train_time_s: float) -> bool:
-    """Whether one more batch would exceed a budget.
+    """Return whether one more batch would exceed one of the run's budgets.
 
     Args:
-        config: the three budgets; None is no limit.
-        steps: completed updates.
-        fresh_examples_ahead: the count after the next batch.
-        train_time_s: seconds trained.
+        config: has the three budgets; a budget of None is no limit.
+        steps: number of completed updates.
+        fresh_examples_ahead: number of fresh examples after the next batch.
+        train_time_s: training time so far.
     """
     return (
         (config.max_steps is not None and steps >= config.max_steps)
@@ -82,16 +89,20 @@ def budget_spent(config: Config, steps: int, fresh_examples_ahead: float, train_
 
 
 def is_finished(summary: dict[str, Any], config: Config) -> bool:
-    """Whether a run needs no more training under the budgets of ``config``."""
+    """Return whether a run needs no more training under the budgets of ``config``.
+
+    A run that ended because its budget was spent needs more training if the budgets of ``config`` are
+    different.
+    """
     if summary["status"] == Status.BUDGET_SPENT:
         return bool(summary.get("budgets") == {key: getattr(config, key) for key in BUDGETS})
     return summary["status"] in FINISHED
 
 
 class ProgressLog:
-    """Prints the progress of a run: after 5 s, then at doubling intervals of at most 60 s.
+    """Print the progress of a run: first after 5 s, then at intervals that double up to 60 s.
 
-    It reads nothing from the device, so it does not slow the run.
+    It reads nothing from the device, so that it does not slow the run down.
     """
 
     def __init__(self, config: Config) -> None:
@@ -101,7 +112,12 @@ class ProgressLog:
         self._begin_s = self._next_line_s = 0.0
 
     def begin(self, steps: int, examples_to_fill: float) -> None:
-        """Start the timer; tell where a resumed run continues and how much the first batch must read."""
+        """Start the timer, and print what the user will have to wait for.
+
+        Args:
+            steps: number of steps after which a resumed run continues; 0 for a new run.
+            examples_to_fill: number of fresh examples that fill the buffer before the first step.
+        """
         if steps:
             print_line(f"continuing at step {steps:,}")
         if examples_to_fill >= _MANY_EXAMPLES:
@@ -110,12 +126,12 @@ class ProgressLog:
         self._next_line_s = self._begin_s + self._pause_s
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        """Show the target's metric of this evaluation in the next lines."""
+        """Store the target's metric of an evaluation, so that the next lines show it."""
         metric = self._config.target.metric
         self._metric = f", {metric} {line[metric]:.4f}"
 
     def step(self, steps: int, fresh_examples: int) -> None:
-        """Print a line if one is due."""
+        """Print a progress line if one is due."""
         now = time.monotonic()
         if now < self._next_line_s:
             return

@@ -1,4 +1,4 @@
-"""Learning-rate schedules over SGD steps, or over fresh examples."""
+"""Learning-rate schedules as a function of SGD steps or of fresh examples."""
 
 import math
 
@@ -7,18 +7,22 @@ from adaecho.errors import ConfigError
 
 
 class Schedule:
-    """The learning rate at each position of a run.
+    """Compute the learning rate at each position of a run.
 
-    ``constant`` is ``peak``. ``linear_decay`` falls linearly from ``peak`` to ``peak / decay_factor`` over
-    its duration, then stays constant (paper, footnote 6). ``cosine`` falls between the same values by half a
-    wave (I. Loshchilov and F. Hutter, "SGDR", 2017, without restarts). ``step_decay`` divides by
-    ``milestone_factor`` at the first milestone and again after the gap (paper, section 3.1, for SSD). A
-    warm-up over n steps multiplies the k-th of them by k/n.
+    * ``constant``: the learning rate is always ``peak``.
+    * ``linear_decay``: it decays linearly from ``peak`` to ``peak / decay_factor`` over the decay's duration,
+      and then stays constant (paper, footnote 6).
+    * ``cosine``: it decays between the same values along half a cosine wave (I. Loshchilov and F. Hutter,
+      "SGDR", 2017, without restarts).
+    * ``step_decay``: it is divided by ``milestone_factor`` at the first milestone and again after the gap
+      (paper, section 3.1, for SSD).
+
+    During a warm-up of n steps, the k-th step uses k/n of this learning rate.
 
     Args:
-        config: shape and durations.
+        config: shape and durations of the schedule.
         peak: learning rate at position 0.
-        steps_per_epoch: examples of an epoch over the batch size; None if unknown.
+        steps_per_epoch: number of examples in an epoch divided by the batch size; None if unknown.
 
     Raises:
         ConfigError: a duration is in epochs, but the length of an epoch is unknown.
@@ -27,7 +31,7 @@ class Schedule:
     def __init__(self, config: ScheduleConfig, peak: float, steps_per_epoch: float | None = None) -> None:
         self._config, self._peak, self._steps_per_epoch = config, peak, steps_per_epoch
         self._warmup = self._steps("warmup") or 0.0
-        self._decay = self._steps("decay") or 0.0  # check_schedule demands it for shapes that use it
+        self._decay = self._steps("decay") or 0.0  # check_schedule rejects decaying shapes without a duration
         self._first_milestone, self._gap = self._steps("first_milestone") or 0.0, self._steps("milestone_gap")
 
     def _steps(self, name: str) -> float | None:
@@ -43,17 +47,19 @@ class Schedule:
         return epochs * self._steps_per_epoch
 
     def rate(self, position: float, updates: int | None = None) -> float:
-        """The learning rate of the next update.
+        """Return the learning rate of the next update.
 
         Args:
-            position: completed updates, or fresh examples over the batch size, as ``schedule.unit`` says;
-                with AdaScale the integer part of the scale-invariant steps.
-            updates: completed updates for the warm-up, if ``position`` counts fresh examples: these fill the
-                buffer before the first update.
+            position: the position in the schedule: the number of completed updates, or the number of fresh
+                examples divided by the batch size if ``schedule.unit`` says so. With AdaScale it is the
+                integer part of the scale-invariant steps.
+            updates: the number of completed updates, which determines the warm-up if ``position`` counts
+                fresh examples. The fresh examples that fill the buffer before the first update must not
+                shorten the warm-up.
         """
         rate, risen = self._peak, position if updates is None else updates
         if risen < self._warmup:
-            rate *= min((risen + 1) / self._warmup, 1.0)  # epochs may be a fraction of steps
+            rate *= min((risen + 1) / self._warmup, 1.0)  # a warm-up in epochs may not be whole steps
         if self._config.shape in ("linear_decay", "cosine"):
             done = min(position / self._decay, 1.0)
             if self._config.shape == "cosine":

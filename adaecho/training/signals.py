@@ -1,4 +1,4 @@
-"""Signals that end a run: the step ends, the run writes a checkpoint, and the command exits."""
+"""Handle signals that end a run, so that it completes its step and writes a checkpoint before it exits."""
 
 import os
 import signal
@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # Ctrl-C, a scheduler's kill, submitit's time-out
+# SIGINT is Ctrl-C, SIGTERM is sent by schedulers, and SIGUSR2 by submitit shortly before a job's time limit.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class WaitEndedError(KeyboardInterrupt):
-    """A signal ended a wait at once, because nothing would be lost.
+    """A signal ended a wait at once, because no work is lost by ending it.
 
     Attributes:
-        signal: its name.
+        signal: name of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -24,14 +25,15 @@ class WaitEndedError(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Inside the context a signal only sets ``signal``; a second Ctrl-C interrupts at once.
+    """A context in which a signal is only recorded, so that the training loop can end in order.
 
-    A handler may run in the middle of an update, so it must not do more. The first signal raises
-    ``WaitEndedError`` inside ``waiting``, where nothing can be lost. Outside the main thread Python allows no
-    handlers, and nothing changes.
+    A signal may arrive in the middle of an update, so its handler must not do more than set ``signal``.
+    Inside ``waiting``, where no work can be lost, the first signal raises ``WaitEndedError``. A second Ctrl-C
+    raises it anywhere. Outside the main thread Python allows no signal handlers, so the context has no effect
+    there.
 
     Attributes:
-        signal: number of the first signal; 0 before.
+        signal: number of the first signal; 0 before any signal.
     """
 
     def __init__(self) -> None:
@@ -50,9 +52,9 @@ class Interrupt:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal end the block at once, also a signal that came before.
+        """Let a signal end the block at once, also a signal that arrived before the block.
 
-        The block may only wait for data or build objects, so that nothing is lost.
+        The block may only wait for data or build objects, because its work is lost if a signal ends it.
         """
         self._is_waiting = True
         try:

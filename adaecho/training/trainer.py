@@ -1,4 +1,4 @@
-"""The training loop: step, evaluate, stop, checkpoint."""
+"""The training loop of a run: train, evaluate, decide when to stop, and resume from checkpoints."""
 
 import math
 import time
@@ -26,30 +26,32 @@ from adaecho.training.progress import Progress, budget_spent, is_at_chance, is_b
 from adaecho.training.schedule import Schedule
 from adaecho.training.signals import Interrupt, WaitEndedError
 
-# Reading the loss waits for the device, so divergence is checked this often and at every evaluation.
+# Divergence is checked after this many steps and at every evaluation. It is not checked at each step, because
+# reading the loss waits for the device.
 LOSS_CHECK_STEPS = 20
 
 
 class Trainer:
-    """One run in memory: the state that a checkpoint holds, and the loop over it.
+    """Train one run: hold the state that a checkpoint contains, and run the training loop.
 
-    Each rank has its own trainer, and all take the same decisions: by counts summed over ranks, by a signal
-    on any rank, and by the timers, time budgets and pruning of rank 0.
+    Each rank has its own trainer. All ranks take the same decisions, because these depend only on counts that
+    are summed over ranks, on a signal on any rank, and on rank 0's timers, time budget and pruning.
 
     Args:
-        config: the run.
-        task: its workload.
+        config: the run's config.
+        task: the workload.
         record: called with the metrics of each evaluation.
-        between_steps: called before each step; its argument says whether a checkpoint is due.
-        interrupt: a signal ends the loop as ``preempted``.
-        prune: called with the fresh examples so far after each evaluation that missed the target; True ends
-            the loop as ``pruned``.
+        between_steps: called before each step, with an argument that says whether a checkpoint is due.
+        interrupt: if it has received a signal, the loop ends with status ``preempted``.
+        prune: called after each evaluation that missed the target, with the number of fresh examples so far;
+            if it returns True, the loop ends with status ``pruned``.
         ranks: the ranks of the run.
 
     Attributes:
-        signal: number of the signal that ended the loop, on any rank; 0 before.
-        best_model: the weights of ``progress.best``, on the CPU; None before the first evaluation.
-        last_checkpoint_s: the time of the last checkpoint, or of the start.
+        signal: number of the signal that ended the loop, received by any rank; 0 before.
+        best_model: the weights at the best evaluation, ``progress.best``, on the CPU; None before the first
+            evaluation.
+        last_checkpoint_s: time of the last checkpoint, or of the start if there is none.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class Trainer:
         share, passes = share_of(config, ranks.world_size), num_passes(config)
         self.loader = make_loader(share, task, self.device, ranks)
         self._split = partial(split_batch, count=passes, num_examples=share.batch_size)
-        if not ranks.is_alone:  # ranks start with equal weights, but dropout must differ
+        # Until here all ranks use the same seed, to start with equal weights. From here on their random
+        # numbers must differ, for example in dropout.
+        if not ranks.is_alone:
             seed_generators(config.seed + ranks.rank * 1_000_003)
         if task.weight is None and passes > 1 and not ranks.is_alone:
             raise ConfigError(
@@ -88,27 +92,28 @@ class Trainer:
                 f"{task.name} does not have; use 1, or add it"
             )
         self._is_scaled = self.adascale is not None and config.adascale.rule != "measure"
-        # In base batches if AdaScale drives the schedule.
+        # If AdaScale drives the schedule, the length of an epoch is counted in base batches.
         scale = self.adascale.scale if self.adascale is not None and self._is_scaled else 1.0
         epoch = task.epoch_examples and task.epoch_examples * scale / config.batch_size
         self.schedule = Schedule(config.schedule, config.optimizer.learning_rate, epoch or None)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._recent_losses = torch.zeros(LOSS_CHECK_STEPS, device=self.device)  # this rank's shares
+        self._recent_losses = torch.zeros(LOSS_CHECK_STEPS, device=self.device)  # shares of this rank
         self._losses = 0
         self.signal = 0
         self.best_model: dict[str, torch.Tensor] | None = None
         self.last_checkpoint_s = time.monotonic()
 
     def train(self) -> Status:
-        """Run until a stop rule holds; returns the status that ended the loop."""
+        """Train until a stop rule holds, and return the status that ended the loop."""
         batches = iter(self.loader)
         needs_warm_up = self.config.compile != "off" or not self.ranks.is_alone
         self.model.train()
         self.clocks.start()
         try:
             while True:
-                # An evaluation at k fresh examples follows every step that k fresh examples allow. So the
-                # cost of the next batch decides first, and no arm loses its last repeats.
+                # An evaluation at k fresh examples must come after all steps that use only these examples,
+                # including their last repeats. So decide by the number of fresh examples after the next
+                # batch, before that batch is taken.
                 agreed = self._agree()
                 if agreed is None:
                     return Status.PREEMPTED
@@ -126,18 +131,20 @@ class Trainer:
             self.clocks.stop(self.device)
 
     def _warm_up(self, batch: Batch) -> None:
-        """Run two passes without effect and off the timers.
+        """Run two forward and backward passes that have no effect on the run and are not timed.
 
-        The first pass compiles. DistributedDataParallel with a static graph changes the order of gradients
-        after two passes, on which the sums of three ranks or more depend. Without these passes a resumed run
-        would start with the initial order.
+        The first pass compiles the model. After two passes, DistributedDataParallel with a static graph
+        changes the order in which gradients are summed, which changes the rounding for three or more ranks.
+        Without the warm-up, a resumed run would start with the initial order and differ from an uninterrupted
+        run.
         """
         rng, model = rng_state(self.device), self.model
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with self.clocks.uncounted(self.device):
             for _ in range(2):
                 self.optimizer.zero_grad(set_to_none=True)
-                self._mean_loss.backward(self._split(batch)[:1])  # the first pass must synchronize
+                # Use a single micro-batch, because the first pass must synchronize gradients over ranks.
+                self._mean_loss.backward(self._split(batch)[:1])
             restore_rng(rng, self.device)
             with torch.no_grad():
                 for name, buffer in model.named_buffers():
@@ -145,16 +152,17 @@ class Trainer:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Pause the threads of the loader and stop training time inside the block."""
+        """Inside the block, pause the loader's threads and do not count training time."""
         with self.loader.paused(), self.clocks.uncounted(self.device):
             yield
 
     def _agree(self) -> tuple[int, float, float] | None:
-        """Wait until the next batch is ready on every rank, and exchange what decides the next step.
+        """Wait until every rank has its next batch, and exchange the numbers that decide about the next step.
 
         Returns:
-            The fresh examples of all ranks after the next batch; whether a checkpoint is due and the training
-            time, both of rank 0. None if a signal ended the wait; the loader then repeats the batch.
+            The number of fresh examples of all ranks after the next batch, and, both from rank 0, whether a
+            checkpoint is due and the training time. None if a signal ended the wait; the loader then delivers
+            the same batch again after a resume.
         """
         try:
             with self._interrupt.waiting():
@@ -169,16 +177,20 @@ class Trainer:
         return int(sum(ahead for ahead, *_ in known)), known[0][2], known[0][3]
 
     def _before_step(self, ahead: int, checkpoint_due: float, train_time_s: float) -> Status | None:
-        """Evaluate if due and apply the stop rules; returns the status that ends the run, or None.
+        """Evaluate if an evaluation is due, and apply the stop rules.
 
         Args:
-            ahead: fresh examples of all ranks after the next batch.
-            checkpoint_due, train_time_s: of rank 0.
+            ahead: number of fresh examples of all ranks after the next batch.
+            checkpoint_due, train_time_s: the values of rank 0.
+
+        Returns:
+            The status that ends the run, or None if training continues.
         """
         every, steps = self.config.evaluate.every_fresh_examples, self.progress.steps
         if ahead > self.progress.next_evaluation:
             self.progress.next_evaluation = ((ahead - 1) // every + 1) * every
-            if steps > 0:  # the first batch fills the buffer and may cross several multiples
+            # The first batch fills the buffer, and may pass several multiples before any step was taken.
+            if steps > 0:
                 status = self._evaluate()
                 if status is not None:
                     return status
@@ -222,7 +234,7 @@ class Trainer:
         self.progress.fresh_scale_invariant_steps += advance / self.loader.factor
 
     def learning_rate(self) -> float:
-        """The learning rate of the next step, before AdaScale's gain."""
+        """Return the learning rate of the next step, before it is multiplied by AdaScale's gain."""
         if self.adascale is not None and self._is_scaled:
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
         if self.config.schedule.unit == "fresh_examples":
@@ -232,9 +244,10 @@ class Trainer:
         return self.schedule.rate(self.progress.steps)
 
     def gain(self) -> dict[str, float | None]:
-        """AdaScale's gain ratio, its parts, and tau in steps and in fresh batches; empty without AdaScale.
+        """Return AdaScale's columns of the records, or an empty dict without AdaScale.
 
-        The gradient noise scale is in examples; None if it is not finite.
+        They are the gain, its two averages, tau in steps and in fresh batches, and the gradient noise scale
+        in examples. The noise scale is None if it is not finite.
         """
         if self.adascale is None:
             return {}
@@ -249,11 +262,15 @@ class Trainer:
         }
 
     def _has_diverged(self) -> bool:
-        """Whether a loss since the last check was not finite or exceeded ``max_loss``."""
+        """Return whether a recent loss was not finite or exceeded ``max_loss``."""
         return not self.ranks.sum(self._recent_losses).max().item() <= self.config.max_loss
 
     def _evaluate(self) -> Status | None:
-        """Measure and record the validation split; returns the status that ends the run, or None."""
+        """Measure and record the metrics on the validation split.
+
+        Returns:
+            The status that ends the run, or None if training continues.
+        """
         metrics = self.measure("validation")
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
             return Status.DIVERGED
@@ -288,15 +305,15 @@ class Trainer:
         return None
 
     def evaluate_end(self) -> Status:
-        """Evaluate at the end of the budget, unless the last step was just evaluated; returns the status.
+        """Evaluate at the end of the budget, unless the model has just been evaluated, and return the status.
 
-        This evaluation may meet the target.
+        The status can be ``reached``, because this evaluation too may meet the target.
         """
         status = self._evaluate() if self._losses or not self.progress.evaluations else None
         return Status.BUDGET_SPENT if status in (None, Status.PRUNED) else status
 
     def measure(self, split: Any) -> dict[str, float]:
-        """Metrics on a whole split, counted as evaluation time, with the loader paused."""
+        """Measure the metrics on a whole split with the loader paused. The time counts as evaluation time."""
         with self.loader.paused(), self.clocks.evaluating(self.device):
             average_statistics(self.evaluated, self.ranks)
             metrics = measure(self.task, self.evaluated, split, self.device, self.precision, self.ranks)
@@ -304,7 +321,10 @@ class Trainer:
             return metrics
 
     def at_end(self) -> dict[str, Any]:
-        """What the task adds to the summary of a finished run; counted as evaluation time."""
+        """Return the fields that the task adds to the summary of a finished run, for example generated text.
+
+        The time to compute them counts as evaluation time.
+        """
         at_end = self.task.at_end
         if at_end is None:
             return {}
@@ -313,7 +333,7 @@ class Trainer:
             return self.ranks.from_first(lambda: at_end(self.evaluated, self.device))
 
     def counts(self) -> dict[str, int]:
-        """Counts of the loaders of all ranks."""
+        """Return counts of the loaders, summed over all ranks, by their names in the records."""
         loader = self.loader
         mine = (loader.fresh_examples_in_buffer, loader.reread_examples, len(loader.bad_examples))
         in_buffer, reread, bad = map(int, self.ranks.sums(mine))
@@ -324,7 +344,7 @@ class Trainer:
         }
 
     def _judge(self, value: float, line: dict[str, Any]) -> None:
-        """Update the best evaluation, and the cost to the target."""
+        """Update the best evaluation, and record the cost to the target if this evaluation reaches it."""
         direction = self.task.metrics[self.config.target.metric]
         cost = {key: line[key] for key in ("fresh_examples", "steps", "train_time_s")}
         best = self.progress.best
@@ -339,27 +359,27 @@ class Trainer:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The evaluated model; with ``optimizer.ema_decay`` the average of its weights."""
+        """The model that is evaluated. With ``optimizer.ema_decay`` it has the averaged weights."""
         return self.model if self.average is None else self.average.module
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of the parameters and buffers of the evaluated model, on the CPU."""
+        """Return a copy of the parameters and buffers of the evaluated model, on the CPU."""
         return {
             name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, tensor in self.evaluated.state_dict().items()
         }
 
     def times(self) -> dict[str, float]:
-        """Training, evaluation and wait times in seconds."""
+        """Return training, evaluation and wait times, in seconds."""
         return {**asdict(self.clocks), "wait_time_s": self.loader.wait_time_s}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that decides all later steps, readable without pickled code.
+        """Return the state that determines all later steps. It contains no pickled code.
 
-        All ranks call it; the state of each rank is under ``ranks``.
+        All ranks must call this method; the result has the state of each rank under ``ranks``.
         """
         consolidate = getattr(self.optimizer, "consolidate_state_dict", None)
-        if consolidate is not None:  # ZeroRedundancyOptimizer, also inside AdaScale
+        if consolidate is not None:  # it is a ZeroRedundancyOptimizer, perhaps inside AdaScale
             consolidate(to=0)
         own = {
             "loader": self.loader.state_dict(),
@@ -379,17 +399,17 @@ class Trainer:
         }
 
     def _made_with(self) -> dict[str, Any]:
-        """What must not change when a checkpoint is resumed."""
+        """Return the facts that must be the same when a checkpoint is resumed."""
         kind = {"device": self.device.type, "precision": self.precision, "world_size": self.ranks.world_size}
         return {**kind, **self.task.fingerprint}
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers of the model, which differ between ranks, and those of the average."""
+        """Return the buffers of the model and of the average of its weights. They differ between ranks."""
         average = {} if self.average is None else dict(self.average.named_buffers(prefix="average"))
         return {**dict(self.model.named_buffers()), **average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the result of ``state_dict``.
+        """Resume from a result of ``state_dict``.
 
         Raises:
             FolderError: the state was made on a different device, precision or number of ranks, or with

@@ -1,4 +1,4 @@
-"""One run from config to summary in its folder, new or continued."""
+"""Run one trial, from config to summary, in its run folder. A new run starts; an interrupted one resumes."""
 
 import hashlib
 import signal
@@ -30,7 +30,8 @@ from adaecho.training.progress import ProgressLog, is_finished
 from adaecho.training.signals import Interrupt
 from adaecho.training.trainer import Trainer
 
-_CLOSE_WAIT_S = 5.0  # after a signal; a thread may wait for a source that never answers
+# After a signal, wait this long for the loader's threads. One may be waiting for a source that never answers.
+_CLOSE_WAIT_S = 5.0
 
 
 def run_trial(
@@ -43,33 +44,33 @@ def run_trial(
     prune: Callable[[int], bool] | None = None,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, Any]:
-    """Train until a stop rule holds, or continue the run in ``folder``.
+    """Train until a stop rule holds, or resume the run in ``folder``.
 
-    A finished run is not trained again. Divergence is an outcome. A signal ends the run as ``preempted`` with
-    a checkpoint, and the next call continues the run. A signal after the outcome is decided is only returned,
-    as ``signal``.
+    A run that is finished is not trained again. A run that diverges is finished, too. A signal ends the run
+    with status ``preempted`` and a checkpoint, from which the next call resumes. If a signal arrives after
+    the outcome is decided, it does not change the outcome and is only returned, as ``signal``.
 
     Args:
         config: a validated config.
-        folder: the run's folder; created if missing.
-        overrides: the overrides that the user typed, to record them.
-        begun: called on rank 0 once this process owns the folder, unless the run is finished.
+        folder: the run's folder, which is created if missing.
+        overrides: the overrides that the user typed, which are recorded.
+        begun: called on rank 0 once this process has locked the folder, unless the run is finished.
         log: prints the progress.
-        prune: see ``Trainer``; a search uses it to stop a trial that cannot be its best.
-        ranks: the ranks of the run; all call this function, and rank 0 alone writes.
+        prune: see ``Trainer``. A search uses it to stop a trial that cannot become its best.
+        ranks: the ranks of the run. All ranks call this function, and only rank 0 writes.
 
     Returns:
-        The summary.
+        The run's summary.
 
     Raises:
         UserError: the config, the data or the folder cannot be used.
-        Exception: the run crashed; its status is ``failed``, and the folder holds the traceback.
+        Exception: the run crashed. Its status is then ``failed``, and the folder contains the traceback.
     """
     trial = _Trial(config, RunFolder(folder), log, prune, ranks)
     with ExitStack() as stack:
         found = ranks.from_first(lambda: trial.open(stack, overrides))
         if isinstance(found, FolderInUseError):
-            raise found  # on all ranks, so a worker may train another trial
+            raise found  # on all ranks, so that a worker of a search can train another trial
         if found is not None:
             return found
         if ranks.is_first:
@@ -88,7 +89,7 @@ def run_trial(
 
 @dataclass
 class _Trial:
-    """The folder that records a run, its callbacks, and its trainer once the data is loaded."""
+    """One run: its folder, its callbacks, and, once the data is loaded, its trainer."""
 
     config: Config
     run_folder: RunFolder
@@ -99,13 +100,20 @@ class _Trial:
     num_warned: int = 0
 
     def open(self, stack: ExitStack, overrides: Sequence[str]) -> FolderInUseError | dict[str, Any] | None:
-        """Lock the folder and begin its records; returns the summary of a finished run, or an error."""
+        """Lock the run's folder and begin its records.
+
+        Returns:
+            None if the run must now be trained; the summary if the run is finished; or the error if another
+            process uses the folder. The error is returned so that all ranks can raise it.
+        """
         run, config, plain = self.run_folder, self.config, to_plain(self.config)
-        # torchrun restarts the same command, but only its first start may begin a new run.
+        # If a rank fails, torchrun starts the same command again, which must then resume and not begin a new
+        # run.
         fresh = config.restart and not was_restarted()
         summary, recorded = run.read_summary(), run.read_config()
         if summary and recorded and not fresh and is_finished(summary, config):
-            recorded |= summary.get("budgets", {})  # the folder may have recorded a larger one since
+            # The run may have been continued with a larger budget since its config was recorded.
+            recorded |= summary.get("budgets", {})
             if not changes(recorded, plain):
                 return summary
         try:
@@ -118,7 +126,7 @@ class _Trial:
         return None
 
     def record_failure(self, error: BaseException) -> None:
-        """Write status and traceback if the disk allows; the summary of a finished run stays."""
+        """Write the status and traceback if the disk allows it, but keep the summary of a finished run."""
         status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
         with suppress(FolderError):
             self.run_folder.write_traceback(traceback.format_exc())
@@ -128,8 +136,8 @@ class _Trial:
                 self.run_folder.write_summary({**earlier, "status": status, "error": text})
 
     def run(self, interrupt: Interrupt) -> dict[str, Any]:
-        """Build the task, train, and record the outcome."""
-        with interrupt.waiting():  # loading data may take minutes
+        """Build the task, train, and record the outcome. Return the summary."""
+        with interrupt.waiting():  # a signal may end this at once, because loading data may take minutes
             if self.ranks.is_first and self.config.callbacks:
                 self.callbacks = Callbacks(self.config, self.run_folder.path)
             task = build_task(share_of(self.config, self.ranks.world_size))
@@ -158,7 +166,8 @@ class _Trial:
         status = trainer.train()
         self._warn_of_skipped()
         if status in (Status.PREEMPTED, Status.BUDGET_SPENT):
-            # Before the last evaluation: a run with a larger budget has no evaluation here.
+            # Write the checkpoint before the last evaluation, because a run that is continued with a larger
+            # budget must not contain that evaluation.
             self._checkpoint()
         if status == Status.BUDGET_SPENT:
             status = trainer.evaluate_end()
@@ -171,11 +180,13 @@ class _Trial:
         if status in (Status.REACHED, Status.BUDGET_SPENT):
             if trainer.task.has_test_split:
                 summary["test"] = trainer.measure("test")
-            summary = {**trainer.at_end(), **summary}  # the fields of the records take precedence
+            summary = {**trainer.at_end(), **summary}  # the summary's own fields take precedence
             summary["model"] = self.ranks.from_first(self._save_model)
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         if self.callbacks and status != Status.PREEMPTED:
-            self.callbacks.on_end(summary)  # before the folder says so: a kill during the call repeats it
+            # Call on_end before the summary is written, so that a run that is killed during the call repeats
+            # it.
+            self.callbacks.on_end(summary)
         self._write_summary(summary)
         return self.ranks.from_first(lambda: summary)
 
@@ -184,9 +195,9 @@ class _Trial:
             self.run_folder.write_summary(summary)
 
     def _save_model(self) -> dict[str, str]:
-        """Write the final weights and those of the best evaluation; returns their paths in the folder."""
+        """Write the final weights and those of the best evaluation, and return their paths in the folder."""
         trainer, best = self.trainer, self.trainer.progress.best or {}
-        assert trainer.best_model is not None  # a run that ends by itself has been evaluated
+        assert trainer.best_model is not None  # a run that reached its target or budget has been evaluated
         steps = {"final": trainer.progress.steps, "best": best["steps"]}
         paths = {name: f"model/{name}.safetensors" for name in steps}
         for name, weights in {"final": trainer.weights(), "best": trainer.best_model}.items():
@@ -195,7 +206,7 @@ class _Trial:
         return paths
 
     def _resume(self) -> None:
-        """Continue from the checkpoint, if any, and cut later metrics off."""
+        """Continue from the checkpoint, if there is one, and remove metrics that were recorded after it."""
         state = self.ranks.from_first(lambda: checkpoint.load(self.run_folder))
         if state is not None:
             try:
@@ -219,7 +230,7 @@ class _Trial:
                 self._write_summary(self._summary(Status.RUNNING))
 
     def _warn_of_skipped(self) -> None:
-        """Warn of each bad example that the loader skipped since the last call."""
+        """Print a warning for each bad example that the loader has skipped since the last call."""
         skipped = self.trainer.loader.bad_examples
         for bad in skipped[self.num_warned :]:
             warn(f"bad example skipped: {bad['origin']}: {bad['error']}")
@@ -266,12 +277,12 @@ class _Trial:
         }
 
 
-# The hyper-parameters that the paper tunes; a summary also has those of search.axes.
+# Every summary records the hyper-parameters that the paper tunes, and those in search.axes.
 _TUNED = ("optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps")
 
 
 def _describe(config: Config) -> dict[str, Any]:
-    """The part of a summary that is known before training."""
+    """Return the part of a summary that is known before training."""
     target = config.target
     return {
         "status": Status.RUNNING,

@@ -1,11 +1,11 @@
-"""Encoded images for EchoLoader: decoding, and random resized crops with flip and colour jitter.
+"""Transforms for EchoLoader that decode images, and that crop, flip and jitter them at random::
 
     loader = EchoLoader(
         dataset, 256, decode=DecodeImage(), augment=RandomResizedCrop(224, brightness=0.4), num_workers=2
     )
 
-Both release the GIL, so threads run in parallel. They need opencv-python-headless (the extra ``images``),
-which decodes JPEG faster than Pillow, to the same pixels.
+Both transforms release the GIL, so that threads run in parallel. They need opencv-python-headless (the extra
+``images``), which decodes JPEG faster than Pillow, and to the same pixels.
 """
 
 import math
@@ -23,7 +23,7 @@ from adaecho.transforms import regions
 if TYPE_CHECKING:
     import cv2
 else:
-    # EchoLoader needs torch and NumPy only.
+    # OpenCV is optional, because EchoLoader itself needs only torch and NumPy.
     try:
         import cv2
     except ImportError as error:
@@ -32,13 +32,13 @@ else:
             "pip install opencv-python-headless"
         ) from error
 
-# OpenCV logs every image that it can't decode; the error below says the same.
+# Silence OpenCV's log, because we raise an error for each image that OpenCV can't decode.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 Image = NDArray[np.uint8]
-"""[height, width, 3] in the order red, green, blue."""
+"""uint8 [height, width, 3], with the channels in the order red, green, blue."""
 
-# Weights of red, green and blue in the grey of ITU-R BT.601, as in Pillow and torchvision.
+# The weights of red, green and blue in a grey value, from ITU-R BT.601 as in Pillow and torchvision.
 GREY = (0.299, 0.587, 0.114)
 
 _TURNED = cv2.IMREAD_COLOR_RGB
@@ -48,23 +48,23 @@ _TRIES = 10
 
 @dataclass(frozen=True)
 class DecodeImage:
-    """``decode`` for encoded images in any format that OpenCV reads.
+    """A ``decode`` function for encoded images in any format that OpenCV reads.
 
-    Images are rotated by their EXIF orientation. Grey and CMYK images become RGB. All repeats of an image
-    share read-only memory. ``torch.from_numpy`` ignores that flag, so an ``augment`` must not write into its
-    result.
+    Images are rotated by their EXIF orientation, and grey and CMYK images are converted to RGB. All repeats
+    of an image share the same read-only memory. ``torch.from_numpy`` ignores that it is read-only, so an
+    ``augment`` function must not write into the resulting tensor.
 
     Attributes:
-        field: position of the image in an example: the key of a dict, the index of a tuple, or None if the
-            example is the image. The image is ``bytes``, a one-dimensional uint8 array, or a dict with
-            ``bytes``, as in the image columns of the hub.
+        field: where an example contains the image: the key of a dict, the index of a tuple, or None if the
+            example itself is the image. The image is ``bytes``, a one-dimensional uint8 array, or a dict with
+            the key ``bytes``, as in the image columns of the hub.
     """
 
     field: Any = "image"
     thread_safe: ClassVar[bool] = True
 
     def __call__(self, example: Any) -> Any:
-        """The example with its image decoded, uint8 [height, width, 3], read-only.
+        """Return the example with its image decoded: uint8 [height, width, 3], read-only.
 
         Raises:
             ValueError: the image is corrupt or truncated.
@@ -72,30 +72,33 @@ class DecodeImage:
         return _with_field(example, self.field, decode_image(_field(example, self.field)))
 
     def for_augment(self, augment: Any) -> Callable[[Any], Any]:
-        """The faster decoder for images that only ``augment`` reads."""
+        """Return a faster decoder, which can be used if only ``augment`` reads the decoded images."""
         decode = decoder_for(augment, self.field)
         return lambda example: _with_field(example, self.field, decode(_field(example, self.field)))
 
 
 def decoder_for(augment: Any, field: Any) -> "Callable[[Any], Image | EncodedImage]":
-    """``decode_for_crop`` if ``augment`` crops the field and nvImageCodec is available."""
+    """Return ``decode_for_crop`` if ``augment`` crops the field and nvImageCodec is available.
+
+    Otherwise return ``decode_image``.
+    """
     crops = isinstance(augment, RandomResizedCrop | CenterCrop) and augment.field == field
     return decode_for_crop if crops and regions.available() else decode_image
 
 
 class EncodedImage:
-    """A JPEG of shape [height, width, 3] that decodes only the indexed region.
+    """A JPEG with the shape [height, width, 3], of which only the region that is indexed is decoded.
 
     Args:
-        content: uint8 [n], a complete file.
-        height, width: in pixels.
+        content: uint8 [n], the bytes of a complete file.
+        height, width: of the image, in pixels.
     """
 
     def __init__(self, content: NDArray[np.uint8], height: int, width: int) -> None:
         self._content, self.shape = content, (height, width, 3)
 
     def __getitem__(self, region: tuple[slice, slice]) -> Image:
-        """The pixels of these rows and columns, which must lie within the image.
+        """Decode the pixels of these rows and columns, which must lie within the image.
 
         Raises:
             ValueError: the image is corrupt.
@@ -107,10 +110,11 @@ class EncodedImage:
 
 
 def decode_for_crop(encoded: Any) -> Image | EncodedImage:
-    """An ``EncodedImage`` for a complete upright color JPEG, else the decoded image.
+    """Return an ``EncodedImage`` for a complete, upright color JPEG, and otherwise the decoded image.
 
     Raises:
-        ValueError: the image is corrupt or truncated. A damaged JPEG may raise it only when it is cropped.
+        ValueError: the image is corrupt or truncated. For a damaged JPEG this may be raised only when it is
+            cropped.
     """
     content = _content(encoded)
     size = regions.whole_jpeg_size(content)
@@ -118,12 +122,12 @@ def decode_for_crop(encoded: Any) -> Image | EncodedImage:
 
 
 def decode_image(encoded: Any, *, turned: bool = True) -> Image:
-    """Decode one image as ``DecodeImage`` does; with ``turned=False`` its EXIF orientation is ignored."""
+    """Decode one image as ``DecodeImage`` does. With ``turned=False`` its EXIF orientation is ignored."""
     return _decode_whole(_content(encoded), _TURNED if turned else _AS_STORED)
 
 
 def _content(encoded: Any) -> NDArray[np.uint8]:
-    """The bytes of an encoded image, uint8 [n]."""
+    """Return the bytes of an encoded image, uint8 [n]."""
     if isinstance(encoded, dict):
         encoded = encoded.get("bytes")
     is_array = isinstance(encoded, np.ndarray) and encoded.ndim == 1 and encoded.dtype == np.uint8
@@ -140,13 +144,13 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
 def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
     try:
         image = cv2.imdecode(content, flags)
-    except cv2.error as error:  # e.g. more pixels than OpenCV allows
-        if error.code == cv2.Error.StsNoMem:  # not a fault of the image
+    except cv2.error as error:  # for example, the image has more pixels than OpenCV allows
+        if error.code == cv2.Error.StsNoMem:  # the image may be fine
             raise MemoryError(f"too little memory to decode an image: {error.err}") from error
         raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
     if image is None:
         raise ValueError(f"its {len(content)} bytes are not a complete image (corrupt or truncated)")
-    # Read-only, so an echo reuses the image without a copy.
+    # The image is read-only, so that its repeats can share it without a copy.
     decoded = np.asarray(image, np.uint8)
     decoded.setflags(write=False)
     return decoded
@@ -154,25 +158,27 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """``augment`` for decoded images: random resized crop, horizontal flip, colour jitter; uint8 in and out.
+    """An ``augment`` function for decoded images: random resized crop, horizontal flip and colour jitter.
 
-    The crop follows torchvision's RandomResizedCrop. It draws an area uniform in ``scale`` (as a share of the
-    image) and a ratio of width to height log-uniform in ``ratio``, up to ten times. If no crop fits, it takes
-    the largest central crop of an allowed ratio. The jitter follows torchvision's ColorJitter, with factors
-    uniform in [1 - value, 1 + value].
+    Input and output are uint8. The crop follows torchvision's RandomResizedCrop: it draws an area uniformly
+    from ``scale`` (as a share of the image) and a ratio of width to height log-uniformly from ``ratio``, up
+    to ten times. If no crop fits into the image, it uses the largest central crop with an allowed ratio. The
+    jitter follows torchvision's ColorJitter, with factors uniform in [1 - value, 1 + value].
 
-    Brightness b, contrast c and saturation s form one affine map of a pixel x, rounded and clipped to
-    [0, 255] once: b (c (s x + (1 - s) g(x)) + (1 - c) m), with g the grey of the pixel and m the mean grey of
-    the crop. Without clipping, this equals the three steps in any order. Implementations that round and clip
-    after each step differ by one or two grey levels, and by more if an intermediate value leaves [0, 255].
+    The factors b of brightness, c of contrast and s of saturation form a single affine map of a pixel x: b (c
+    (s x + (1 - s) g(x)) + (1 - c) m), where g(x) is the grey value of the pixel and m the mean grey value of
+    the crop. The result is rounded and clipped to [0, 255] only once. Without clipping, it equals the three
+    steps in any order. Implementations that round and clip after each step differ from it by one or two grey
+    levels, and by more if an intermediate value leaves [0, 255].
 
     Attributes:
         size: height and width of the result, in pixels.
-        scale, ratio: bounds of the crop's share of the area, and of its width over its height.
-        flip: whether to flip half of the crops left to right.
-        brightness, contrast, saturation: half-width of the range of each factor; 0: no change.
-        antialias: average over the area of each result pixel, as Pillow and torchvision do. False
-            interpolates between neighbours, as tf.data does: faster, and rougher if the crop shrinks.
+        scale, ratio: ranges of the crop's share of the image's area, and of its width divided by its height.
+        flip: whether half of the crops are flipped left to right.
+        brightness, contrast, saturation: half the width of the range of each factor; 0 means no change.
+        antialias: if true, average over the area that each result pixel covers, as Pillow and torchvision do.
+            If false, interpolate between neighboring pixels, as tf.data does, which is faster, but rougher if
+            the crop shrinks.
         field: as in ``DecodeImage``.
 
     Raises:
@@ -202,7 +208,7 @@ class RandomResizedCrop:
                 raise ValueError(f"{name}={getattr(self, name)}: must lie in [0, 1]")
 
     def __call__(self, example: Any, rng: np.random.Generator) -> Any:
-        """The example with its image augmented, uint8 [size, size, 3]."""
+        """Return the example with its image augmented: uint8 [size, size, 3]."""
         image = _field(example, self.field)
         drawn = rng.random(6 + 2 * _TRIES).tolist()
         top, left, height, width = crop_box(
@@ -221,9 +227,9 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Center crop for evaluation: ``share`` of the shorter side, resized to ``size`` x ``size`` pixels.
+    """A center crop for evaluation: a square with ``share`` of the shorter side, resized to ``size`` pixels.
 
-    The default 0.875 corresponds to resizing the shorter side to 256 and cropping 224.
+    The default share of 0.875 corresponds to resizing the shorter side to 256 and cropping 224 pixels.
     """
 
     size: int = 224
@@ -233,7 +239,7 @@ class CenterCrop:
     thread_safe: ClassVar[bool] = True
 
     def __call__(self, example: Any) -> Any:
-        """The example with its image cropped, uint8 [size, size, 3]."""
+        """Return the example with its image cropped: uint8 [size, size, 3]."""
         image = _field(example, self.field)
         height, width = image.shape[:2]
         side = max(round(self.share * min(height, width)), 1)
@@ -250,13 +256,13 @@ def crop_box(
     corner: Sequence[float],
     tries: Sequence[float],
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a crop, in pixels.
+    """Return top, left, height and width of a random crop, in pixels.
 
     Args:
         height, width: of the image.
         scale, ratio: as in ``RandomResizedCrop``.
-        corner: two numbers in [0, 1) for the position of the crop.
-        tries: numbers in [0, 1) in pairs, for its area and its ratio.
+        corner: two random numbers in [0, 1), for the position of the crop.
+        tries: pairs of random numbers in [0, 1); each pair gives the area and the ratio of one attempt.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for for_area, for_ratio in zip(tries[::2], tries[1::2], strict=True):
@@ -273,12 +279,18 @@ def crop_box(
 
 
 def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
-    """Resize to size x size, or to (height, width): bilinear, with antialiasing or without."""
+    """Resize an image bilinearly, with or without antialiasing.
+
+    Args:
+        image: uint8 [height, width, 3].
+        size: side of a square result, or height and width of the result, in pixels.
+        antialias: as in ``RandomResizedCrop``.
+    """
     rows, columns = (size, size) if isinstance(size, int) else size
     if not antialias or (image.shape[0] <= rows and image.shape[1] <= columns):
         return np.asarray(cv2.resize(image, (columns, rows), interpolation=cv2.INTER_LINEAR), np.uint8)
-    # torch has a vectorised kernel for uint8 in channels_last, which it recognises by the strides of a batch.
-    # NumPy builds the batch: torch would release and reacquire the GIL for each view.
+    # torch has a vectorized kernel for uint8 in channels_last format, which it recognizes by the strides of a
+    # batch. NumPy builds the batch, because torch would release and reacquire the GIL for each view.
     height, width, channels = image.shape
     strides = (image.size, 1, width * channels, channels)
     batch = np.ndarray((1, channels, height, width), np.uint8, image.copy(), strides=strides)
@@ -289,7 +301,7 @@ def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
 
 
 def adjust_colours(image: Image, brightness: float, contrast: float, saturation: float) -> Image:
-    """The affine map of ``RandomResizedCrop``."""
+    """Apply the affine map that ``RandomResizedCrop`` describes."""
     mean_grey = sum(weight * mean for weight, mean in zip(GREY, cv2.mean(image), strict=False))
     red, green, blue = (brightness * contrast * (1 - saturation) * weight for weight in GREY)
     own, offset = brightness * contrast * saturation, brightness * (1 - contrast) * mean_grey

@@ -1,6 +1,6 @@
-"""Decode a region of a JPEG with nvImageCodec (the extra ``regions``), on the CPU.
+"""Decode a region of a JPEG on the CPU with nvImageCodec (the extra ``regions``).
 
-Neither a GPU nor CUDA is needed. The pixels equal those of the image decoded by OpenCV.
+This needs neither a GPU nor CUDA. The pixels equal those of the whole image decoded by OpenCV.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _import = threading.Lock()
 
 
 def available() -> bool:
-    """Whether nvImageCodec is installed and works."""
+    """Return whether nvImageCodec is installed and works."""
     with _import:
         return _decoders() is not None
 
@@ -26,9 +26,9 @@ def available() -> bool:
 def decode_region(
     content: NDArray[np.uint8], top: int, left: int, height: int, width: int
 ) -> NDArray[np.uint8] | None:
-    """uint8 [height, width, 3] of a region within a JPEG; None if it can't be decoded.
+    """Decode a region of a JPEG, uint8 [height, width, 3], or return None if it can't be decoded.
 
-    Check the file with ``whole_jpeg_size`` first: a truncated file is decoded without an error.
+    Check the file with ``whole_jpeg_size`` first, because a truncated file is decoded without an error.
     """
     decoders = _decoders()
     assert decoders is not None
@@ -40,8 +40,8 @@ def decode_region(
 
 
 def whole_jpeg_size(content: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Height and width of a complete color JPEG that is upright by its EXIF, else None."""
-    head = content[:4096].tobytes()  # EXIF is the first segment, or follows JFIF
+    """Return height and width of a JPEG if it is complete, in color and upright by its EXIF, else None."""
+    head = content[:4096].tobytes()  # EXIF is the first segment, or comes right after JFIF
     if head[:2] != b"\xff\xd8" or content[-2:].tobytes() != b"\xff\xd9":
         return None
     decoders = _decoders()
@@ -54,18 +54,18 @@ def _is_turned(content: NDArray[np.uint8]) -> bool:
     from PIL import ExifTags, Image
 
     try:
-        with Image.open(io.BytesIO(content.data)) as image:  # reads the header alone
+        with Image.open(io.BytesIO(content.data)) as image:  # this reads only the header
             return bool(image.getexif().get(ExifTags.Base.Orientation, 1) != 1)
-    except Exception:  # Pillow can't read the header: OpenCV will report the fault
+    except Exception:  # if Pillow can't read the header, OpenCV will report the error
         return True
 
 
 class _Decoders(threading.local):
-    """A decoder per thread, which decodes in the calling thread without the GIL."""
+    """One decoder per thread, which decodes in the calling thread without holding the GIL."""
 
     def __init__(self, nvimgcodec: Any) -> None:
         self._library = nvimgcodec
-        # CPU only: version 0.9 decodes wrong regions on GPUs.
+        # Use only the CPU, because nvImageCodec 0.9 decodes wrong regions on GPUs.
         self._decoder = nvimgcodec.Decoder(
             device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
             backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
@@ -79,7 +79,7 @@ class _Decoders(threading.local):
         try:
             stream = self._library.CodeStream(content)
             return (stream.height, stream.width) if stream.num_channels == 3 else None
-        except RuntimeError:  # damaged header
+        except RuntimeError:  # the header is damaged
             return None
 
     def decode(self, content: NDArray[np.uint8], corners: tuple[int, int, int, int]) -> Any:
@@ -94,13 +94,13 @@ def _decoders() -> _Decoders | None:
         with _without_stderr():
             from nvidia import nvimgcodec
         return _Decoders(nvimgcodec)
-    except (ImportError, AttributeError, RuntimeError):  # not installed, or not usable
+    except (ImportError, AttributeError, RuntimeError):  # nvImageCodec is not installed or not usable
         return None
 
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Hide stderr: on import the C code of nvImageCodec prints each GPU library that is missing."""
+    """Hide stderr, because on import nvImageCodec's C code prints a line for each missing GPU library."""
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nothing:

@@ -1,4 +1,7 @@
-"""Padding, crop and flip of blocks of small images, keyed to each example."""
+"""Pad, crop and flip small images in blocks of many images at once.
+
+The random numbers of each image are keyed to its example, so that the result does not depend on its block.
+"""
 
 import threading
 from dataclasses import dataclass
@@ -13,20 +16,21 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
 
 Images = dict[str, NDArray[Any]]
-"""``image`` uint8 [N, H, W, C], and other arrays of length N."""
+"""Arrays by name: ``image`` is uint8 [N, H, W, C], and all other arrays have the length N."""
 
-# Independent random numbers of one augmentation.
+# Indices of the independent random numbers of one augmentation.
 _TOP, _LEFT, _FLIP = range(3)
 
 
 @dataclass(frozen=True)
 class PadCropFlip:
-    """Zero padding, random crop to the original size, and random horizontal flip.
+    """Pad with zeros, crop randomly to the original size, and flip left to right half of the time.
 
     Attributes:
-        padding: pixels added on each side; the crop's corner is uniform over (2 * padding + 1)**2 positions.
+        padding: number of pixels added on each side; the crop's corner is uniform over (2 * padding + 1)**2
+            positions.
         flip: whether to flip.
-        vertical, horizontal: whether the crop moves in this direction; else it is centered.
+        vertical, horizontal: whether the crop is random in this direction; otherwise it is centered.
     """
 
     padding: int
@@ -35,13 +39,13 @@ class PadCropFlip:
     horizontal: bool = True
 
     def __call__(self, example: Images, rng: np.random.Generator) -> Images:
-        """One example, ``image`` uint8 [H, W, C]."""
+        """Augment one example, whose ``image`` is uint8 [H, W, C]."""
         top, left = rng.integers(0, 2 * self.padding + 1, size=(2, 1))
         flipped = rng.integers(0, 2, size=1) == 1
         return {**example, "image": self._apply(example["image"][None], top, left, flipped)[0]}
 
     def block(self, examples: Images, keys: Keys) -> Images:
-        """Many examples, ``image`` uint8 [n, H, W, C]. Each result depends only on its example's key."""
+        """Augment many examples, ``image`` uint8 [n, H, W, C]. Each result depends only on its own key."""
         places = 2 * self.padding + 1
         top = keyed.integers(keys, _TOP, 0, places)
         left = keyed.integers(keys, _LEFT, 0, places)
@@ -62,7 +66,7 @@ class PadCropFlip:
         left = left if self.horizontal else np.full_like(left, self.padding)
         for begin in range(0, len(images), _BLOCK):
             rows = slice(begin, begin + _BLOCK)
-            # Flipped images come last, for one call of OpenCV.
+            # Put the flipped images last, so that a single call of OpenCV can flip them.
             order = np.argsort(flipped[rows], kind="stable")
             upright = len(order) - np.count_nonzero(flipped[rows])
             cropped = _pad_and_crop(images[rows], self.padding, top[rows], left[rows], order)
@@ -71,20 +75,21 @@ class PadCropFlip:
         return result
 
 
-_BLOCK = 128  # images at once, which fit in the processor's cache
+_BLOCK = 128  # number of images processed at once, so that they fit in the processor's cache
 
 
 class _Scratch(threading.local):
-    """Per thread: memory for padded images of one shape, with rows of zeros above and below each image."""
+    """Memory of each thread for padded images of one shape, with rows of zeros above and below each image."""
 
     def __init__(self) -> None:
         self._layout: tuple[int, ...] = ()
 
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
-        """All overlapping runs of H W C bytes that may be a crop, shape [block, 2 p (W + 1) + 1].
+        """Pad images, and return a view of all runs of bytes that can be a crop: [block, 2 p (W + 1) + 1].
 
-        The crop with the corner (top, left) in a padded image is run top W + left. Columns outside the image
-        hold pixels of an adjacent row, which the mask ``inside`` clears.
+        A run has H W C bytes, runs overlap, and p is the padding. The crop with the corner (top, left) in a
+        padded image is run top W + left. In this run, columns outside the image contain pixels of an adjacent
+        row, which the mask ``inside`` sets to zero.
         """
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
@@ -93,8 +98,8 @@ class _Scratch(threading.local):
         return self._runs
 
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """A mask of the crops with these left edges: 255 inside the image, 0 outside."""
-        # mode="raise" would need a second buffer.
+        """Return a mask of the crops with these left edges: 255 inside the image, 0 outside."""
+        # mode="clip", because mode="raise" would need a second buffer.
         return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
 
     def _make(self, height: int, width: int, channels: int, padding: int) -> None:
@@ -122,7 +127,7 @@ def _pad_and_crop(
     left: NDArray[np.int64],
     order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Crops of the padded images, reordered by ``order``. Each crop is one copy of a run of bytes."""
+    """Crop the padded images, and reorder them by ``order``. Each crop is a single copy of a run of bytes."""
     width = images.shape[2]
     runs = _scratch.pad(images, padding)
     cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)
@@ -131,7 +136,7 @@ def _pad_and_crop(
 
 
 def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Images flipped left to right in one OpenCV call, several times faster than [::-1]."""
+    """Flip images left to right in one call of OpenCV, which is several times faster than [::-1]."""
     number, height, width, channels = images.shape
     if not number:
         return images

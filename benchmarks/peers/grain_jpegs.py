@@ -1,4 +1,4 @@
-"""Grain's side of ``echo_jpeg``, with worker processes and Pillow; needs grain and pillow.
+"""Grain's side of ``echo_jpeg``, with worker processes and Pillow. It needs grain and pillow.
 
 python -m benchmarks.peers.grain_jpegs FOLDER
 """
@@ -19,7 +19,7 @@ _JITTERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 class Transform(grain.transforms.RandomMap):
-    """Random resized crop, flip and jitter, of Pillow as torchvision's."""
+    """Random resized crop, flip and jitter with Pillow, in the same way as torchvision."""
 
     def random_map(self, element: bytes, rng: np.random.Generator) -> NDArray[np.uint8]:
         image = Image.open(io.BytesIO(element)).convert("RGB")
@@ -36,7 +36,8 @@ class Transform(grain.transforms.RandomMap):
 def main() -> None:
     encoded = read_jpegs(Path(sys.argv[1]))
     dataset = grain.MapDataset.source(encoded).seed(0).shuffle().repeat().random_map(Transform())
-    # By default each worker reads up to 500 batches ahead, while other sides are measured.
+    # Limit reading ahead. By default each worker reads up to 500 batches ahead, while other sides are
+    # measured.
     ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
     batches = dataset.batch(JPEGS.batch_size, drop_remainder=True).to_iter_dataset(ahead)
     processes = grain.MultiprocessingOptions(num_workers=WORKERS)

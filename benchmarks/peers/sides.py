@@ -1,4 +1,4 @@
-"""Parts that all sides of a comparison share; this module imports neither torch nor TensorFlow."""
+"""Functions that all sides of a comparison share. This module imports neither torch nor TensorFlow."""
 
 import io
 import math
@@ -21,14 +21,14 @@ Batches = Iterator[Any]
 
 
 class Rates(NamedTuple):
-    """Examples per second, by the clock and per CPU second of all processes of a side."""
+    """Training examples per wall second, and per CPU second of all processes of a side."""
 
     per_s: float
     per_cpu_s: float
 
 
 class Kind(NamedTuple):
-    """Size of batches, and the batches that empty a full queue before each measurement."""
+    """The batch size, and the number of batches that empty a full queue before a measurement."""
 
     batch_size: int
     warm_up: int
@@ -38,7 +38,7 @@ SMALL, JPEGS = Kind(128, 24), Kind(64, 8)
 SMALL_BUFFER, PADDING = 10_000, 4
 JPEG_BUFFER, SIZE, WORKERS = 256, 224, 2
 SCALE, RATIO, JITTER = (0.08, 1.0), (3 / 4, 4 / 3), 0.4
-# Height and width; the median of ImageNet is 375 x 500.
+# Heights and widths of the synthetic photographs. The median in ImageNet is 375 x 500.
 _SIZES = [(375, 500), (375, 500), (333, 500), (500, 375), (400, 500)]
 
 
@@ -54,7 +54,7 @@ def rates(batches: Batches, seconds: float, kind: Kind) -> Rates:
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and of its worker processes (Linux)."""
+    """Return the CPU seconds of this process and of its worker processes (on Linux)."""
     spent = time.process_time()
     for worker in multiprocessing.active_children():
         fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
@@ -63,7 +63,7 @@ def _cpu_s() -> float:
 
 
 def take_turns(sides: Mapping[Name, Callable[[], Measured]], rounds: int) -> dict[Name, list[Measured]]:
-    """Measure each side once per round, so that other work on the machine slows all sides."""
+    """Measure each side once per round, so that other work on the machine slows all sides equally."""
     found: dict[Name, list[Measured]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, measure in sides.items():
@@ -77,17 +77,17 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 class Peer:
-    """A side in another process, perhaps of another Python. Two libraries cannot always share a process.
+    """A side in another process, perhaps with another Python, because some libraries cannot share a process.
 
     Args:
-        python: the interpreter.
+        python: the Python interpreter.
         module: a module of ``benchmarks.peers`` that calls ``serve``.
-        arguments: its arguments.
-        first_batch_s: seconds to wait for the first batch. SPDL without FFmpeg waits forever.
+        arguments: arguments of the module.
+        first_batch_s: seconds to wait for the first batch, because SPDL without FFmpeg would wait forever.
 
     Attributes:
-        version: of the library; None where the side did not start.
-        note: why it did not start.
+        version: version of the library; None if the side did not start.
+        note: the reason if it did not start.
     """
 
     def __init__(self, python: str, module: str, *arguments: str, first_batch_s: float = 90.0) -> None:
@@ -116,7 +116,7 @@ class Peer:
         return self._process.stdout.readline().strip()
 
     def close(self) -> None:
-        """End the process. TensorFlow can hang at its exit and is killed then."""
+        """End the process. It is killed if it hangs at its exit, as TensorFlow may do."""
         try:
             self._process.communicate(timeout=10)
         except subprocess.TimeoutExpired:
@@ -125,7 +125,7 @@ class Peer:
 
 
 def serve(batches: Batches, version: str, kind: Kind) -> None:
-    """Report the first batch of a peer, then answer each line of seconds with its rates."""
+    """Report the first batch of a peer. Then read seconds line by line, and answer with the rates."""
     next(batches)
     print("ready", version, flush=True)
     for line in sys.stdin:
@@ -133,7 +133,7 @@ def serve(batches: Batches, version: str, kind: Kind) -> None:
 
 
 def images(number: int) -> dict[str, Any]:
-    """Random images in the shape of CIFAR-10."""
+    """Return random images in the shape of CIFAR-10's."""
     rng = np.random.default_rng(0)
     return {
         "image": rng.integers(0, 256, (number, 32, 32, 3), dtype=np.uint8),
@@ -142,7 +142,7 @@ def images(number: int) -> dict[str, Any]:
 
 
 def write_jpegs(folder: Path, number: int) -> None:
-    """Synthetic photographs: noise with the 1/f spectrum of natural images, about 100 kB at quality 90."""
+    """Write synthetic photographs: noise with the 1/f spectrum of natural images, about 100 kB each."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -158,13 +158,13 @@ def _noise(height: int, width: int, rng: np.random.Generator) -> NDArray[np.uint
     phases = np.exp(2j * np.pi * rng.random((4, *frequency.shape)))
     fields = np.fft.irfft2(amplitude * phases, s=(height, width))
     fields /= fields.std(axis=(1, 2), keepdims=True)
-    # The colours of a photograph vary together.
+    # Mix a common field into all channels, because the colours of a photograph vary together.
     channels = np.moveaxis(fields[0] + 0.35 * fields[1:], 0, -1)
     return np.clip(120 + 50 * channels, 0, 255).astype(np.uint8)
 
 
 def read_jpegs(folder: Path) -> list[bytes]:
-    """Every JPEG under a folder, encoded, repeated to at least four batches."""
+    """Return every JPEG under a folder, encoded, and repeat them until there are at least four batches."""
     found = [path.read_bytes() for path in sorted(folder.rglob("*.jp*g"))]
     if not found:
         raise SystemExit(f"{folder} contains no file *.jpg or *.jpeg")
@@ -172,7 +172,7 @@ def read_jpegs(folder: Path) -> list[bytes]:
 
 
 def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a random resized crop, as in torchvision."""
+    """Return left, top, width and height of a random resized crop, as in torchvision."""
     for _ in range(10):
         area = width * height * rng.uniform(*SCALE)
         aspect = math.exp(rng.uniform(*map(math.log, RATIO)))

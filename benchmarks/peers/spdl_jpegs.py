@@ -1,8 +1,8 @@
-"""SPDL's side of ``echo_jpeg``: threads that decode and transform by FFmpeg; needs FFmpeg's libraries.
+"""SPDL's side of ``echo_jpeg``: threads that decode and transform with FFmpeg. It needs FFmpeg's libraries.
 
     python -m benchmarks.peers.spdl_jpegs FOLDER
 
-FFmpeg decodes each image whole. Crop, resize (which averages where it shrinks), flip and jitter are one
+FFmpeg always decodes whole images. Crop, resize (which averages if it shrinks), flip and jitter form one
 filter graph.
 """
 
@@ -22,7 +22,7 @@ Keyed = tuple[bytes, int]  # an image, and the seed of its augmentation
 
 
 def decode(keyed: Keyed) -> Any:
-    """One image as frames of FFmpeg."""
+    """Decode and augment one image, as frames of FFmpeg."""
     packets, rng = spdl.io.demux_image(keyed[0]), np.random.default_rng(keyed[1])
     left, top, w, h = random_box(packets.codec.width, packets.codec.height, rng)
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
@@ -36,12 +36,12 @@ def decode(keyed: Keyed) -> Any:
 
 
 def batch(frames: list[Any]) -> Any:
-    """uint8 [n, height, width, 3]."""
+    """Return the frames as a batch, uint8 [n, height, width, 3]."""
     return spdl.io.to_numpy(spdl.io.convert_frames(frames))
 
 
 def endless(encoded: list[bytes]) -> Iterator[Keyed]:
-    """All images in a new order, epoch after epoch."""
+    """Yield all images in a new order, epoch after epoch, without end."""
     rng = np.random.default_rng(0)
     while True:
         for row in rng.permutation(len(encoded)):

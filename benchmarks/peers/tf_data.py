@@ -1,9 +1,9 @@
-"""Sides of tf.data. TensorFlow cannot share a process with torch, since both bring LLVM.
+"""The sides of tf.data. They need a separate process, because TensorFlow and torch both contain LLVM.
 
     python -m benchmarks.peers.tf_data jpegs FOLDER           # decodes only the crop, resizes linearly
-    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # the paper's snippet (section 2) for the echo
+    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # echoes by the paper's snippet (section 2)
 
-The default decoder of TensorFlow uses the fast, less accurate DCT.
+TensorFlow's default decoder uses the fast DCT, which is less accurate.
 """
 
 import sys
@@ -16,7 +16,7 @@ from benchmarks.peers import sides
 
 
 def small_images(echo: str, factor: str) -> Any:
-    """Random crop and flip of small images, with an echo."""
+    """Return small images with random crop and flip, and with an echo."""
 
     def augment(image: Any, label: Any) -> Any:
         padded = tf.pad(image, [[sides.PADDING] * 2, [sides.PADDING] * 2, [0, 0]])
@@ -38,7 +38,11 @@ def small_images(echo: str, factor: str) -> Any:
 
 
 def augment_jpeg(content: Any) -> Any:
-    """Random resized crop as in TensorFlow's ImageNet examples, flip, and the jitter as one affine map."""
+    """Augment one JPEG.
+
+    It applies a random resized crop as in TensorFlow's ImageNet examples, a flip, and a jitter as one affine
+    map.
+    """
     corner, size, _ = tf.image.sample_distorted_bounding_box(
         tf.image.extract_jpeg_shape(content), tf.zeros([1, 0, 4]), area_range=sides.SCALE,
         aspect_ratio_range=sides.RATIO, max_attempts=10, use_image_if_no_bounding_boxes=True,
@@ -54,7 +58,7 @@ def augment_jpeg(content: Any) -> Any:
 
 
 def jpegs(folder: str) -> Any:
-    """Photographs."""
+    """Return batches of photographs."""
     dataset = tf.data.Dataset.from_tensor_slices(sides.read_jpegs(Path(folder)))
     dataset = dataset.repeat().shuffle(sides.JPEG_BUFFER).map(augment_jpeg, tf.data.AUTOTUNE)
     return dataset.batch(sides.JPEGS.batch_size, drop_remainder=True)

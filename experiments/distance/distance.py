@@ -1,8 +1,9 @@
-"""Worth of a repeat by the distance of its uses: ``python -m experiments.distance.distance TASK``
+"""Measure how the value of a repeat depends on its distance: ``python -m experiments.distance.distance TASK``
 
-Arms use U distinct examples four times each: one step apart, through shuffle buffers, or a whole epoch apart.
-For comparison, other arms use U to 4 U new examples once. README.md has the decision rule. Each run has a
-file, and the same command continues after an interruption.
+Some arms use each of U distinct examples four times. These uses are one step apart, as far apart as a shuffle
+buffer moves them, or a whole epoch apart. For comparison, other arms use between U and 4 U new examples once.
+README.md has the decision rule. The result of each run is written to a file, so that the same command
+continues after an interruption.
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,9 @@ from experiments.runs import Record, Row, config_of, options, recorded, write_re
 FACTOR = 4
 BUFFERS = (64, 256, 1024, 4096)
 TUNING, SEEDS = range(6000, 6002), range(6100, 6108)
-LEVEL = 0.05 / 3  # of the slope's interval
-SHARE = 0.9  # of the worth at a whole epoch's distance: enough
-LEAST_RATE = 0.01  # of the first learning rate, at the end of the decay
+LEVEL = 0.05 / 3  # the slope's interval has a level of one minus this
+SHARE = 0.9  # a buffer is large enough if its repeats have this share of the value of repeats an epoch apart
+LEAST_RATE = 0.01  # the learning rate decays to this share of its first value
 CPU = torch.device("cpu")
 
 Rows = NDArray[np.int64]
@@ -38,7 +39,13 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Subject:
-    """A task: overrides in addition to ``data.path``, U, and the learning rates of the tuning."""
+    """A task of the experiment.
+
+    Attributes:
+        overrides: overrides of the config, in addition to ``data.path``.
+        unique: U, the number of distinct examples.
+        rates: learning rates that are tried for each arm.
+    """
 
     overrides: tuple[str, ...]
     unique: int
@@ -57,7 +64,14 @@ SUBJECTS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """Use of examples: ``passes`` epochs over ``times`` U examples."""
+    """How an arm uses its examples.
+
+    Attributes:
+        echo: echo variant.
+        buffer: size of the shuffle buffer, in examples.
+        passes: number of epochs.
+        times: number of distinct examples, as a multiple of U.
+    """
 
     echo: str = "none"
     buffer: int = 0
@@ -74,7 +88,7 @@ ARMS = {
 
 
 def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: int) -> float:
-    """Train once; return the cross entropy on the validation split, infinite after divergence."""
+    """Train once, and return the cross entropy on the validation split; it is infinite after divergence."""
     torch.manual_seed(seed)
     model = task.build_model()
     optimizer = make_optimizer(config, model)
@@ -87,7 +101,7 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
         factor=FACTOR if arm.echo != "none" else 1,
         shuffle_buffer=arm.buffer,
         augment=task.augment,
-        epochs=arm.passes,  # one iteration, at whose end the buffer drains
+        epochs=arm.passes,  # all epochs form one iteration, so that the buffer is emptied only at the end
         seed=seed,
     )
     repeats = FACTOR if arm.echo != "none" else arm.passes
@@ -104,13 +118,14 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
 
 
 def effective(loss: float, curve: Sequence[float], unique: int) -> float:
-    """Number of new examples whose run ends at this loss.
+    """Return the number of new examples with which a run would end at this loss.
 
-    The logarithm of the number is interpolated linearly over the loss; the first and last lines extrapolate.
+    The logarithm of the number is interpolated linearly between the losses of ``curve``, and extrapolated
+    beyond them.
 
     Args:
-        loss: of an arm.
-        curve: losses of 1, 2, ... times ``unique`` new examples, falling.
+        loss: the loss of an arm.
+        curve: the losses after 1, 2, ... times ``unique`` new examples, in descending order.
         unique: U.
     """
     logs = np.log(unique * np.arange(1, len(curve) + 1))
@@ -120,11 +135,16 @@ def effective(loss: float, curve: Sequence[float], unique: int) -> float:
 
 
 def readings(rows: Sequence[Row], unique: int) -> list[Row]:
-    """Worth of each arm of repeats, the slope over log distance, and the smallest buffer that is enough."""
+    """Return the value of a repeat in each arm, its slope over log distance, and the sufficient buffer.
+
+    The sufficient buffer is the smallest whose repeats have the share ``SHARE`` of the value at a whole
+    epoch.
+    """
     tested = [row for row in rows if row["seed"] in SEEDS]
     losses = {arm: [row["loss"] for row in tested if row["arm"] == arm] for arm in ARMS}
     curve = [float(np.mean(losses[f"new_{times}"])) for times in range(1, FACTOR + 1)]
-    falling = all(before > after for before, after in pairwise(curve))  # more new examples lower the loss
+    # The curve can be inverted only if more new examples always lower the loss.
+    falling = all(before > after for before, after in pairwise(curve))
     if not (np.isfinite([loss for of_arm in losses.values() for loss in of_arm]).all() and falling):
         return [{"rule": "slope", "verdict": "not decided"}]
     worths = {
@@ -136,7 +156,7 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
     for arm, of_seeds in worths.items():
         low, high = mean_interval(of_seeds.tolist(), 0.95)
         found.append({"arm": arm, "worth": float(of_seeds.mean()), "low": low, "high": high})
-    # Mean number of examples between two uses of an example.
+    # The mean number of examples between two uses of an example, for each arm.
     apart = {**{f"buffer_{size}": float(size) for size in BUFFERS}, "pass": float(unique)}
     logs = np.log2(list(apart.values()))
     slopes = [float(np.polyfit(logs, [worths[arm][at] for arm in apart], 1)[0]) for at in range(len(SEEDS))]

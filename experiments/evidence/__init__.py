@@ -1,1 +1,1 @@
-"""Evidence for the paper's claims from this repository's records; not part of the package."""
+"""Decide the paper's claims from this repository's records. This is not part of the package adaecho."""

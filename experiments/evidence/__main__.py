@@ -1,7 +1,7 @@
-"""``python -m experiments.evidence``: figures, report and claims from the records; no GPU, no network.
+"""``python -m experiments.evidence``: draw the figures and write the report and claims from the records.
 
-From the committed records (``results/``) it also writes docs/claims.md. It draws the tables of sweeps, the
-predicted times and the worths of a repeat.
+The command reads only the committed records (``results/``), and needs neither a GPU nor a network. It draws
+the tables of sweeps, the predicted times and the values of a repeat, and it also writes docs/claims.md.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def draw(results: Path, into: Path) -> list[Path]:
-    """Draw all records under ``results`` and write the report; return the files."""
+    """Draw all records under ``results``, write the report, and return the paths of all files."""
     tables = read_tables(results)
     decisions, rows = decide_all(tables), {name: of_name for name, (of_name, _) in tables.items()}
     written, sections = draw_tables(tables, results, into)

@@ -1,20 +1,21 @@
-"""The paper's claims and the experiments that decide them; ``decisions.py`` has the rules."""
+"""The paper's claims, and the experiments that decide them. ``decisions.py`` has the decision rules."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper as a comparison of two arms.
+    """One sentence of the paper, expressed as a comparison of two arms.
 
     Attributes:
-        key: name in tables.
+        key: name of the claim in tables.
         section: section of the paper.
         says: the claim in short.
-        experiment: the experiment with the records.
-        arm, other: the first is cheaper than the second; with ``no_harm``, its best metric is no worse.
-        cost: the compared cost, see ``records.outcome.searched_costs``.
-        excess: if set, the first arm costs at most this share more.
+        experiment: the experiment whose records decide the claim.
+        arm, other: the claim says that the first arm is cheaper than the second or, with ``no_harm``, that
+            its best metric is no worse.
+        cost: the cost that is compared, see ``records.outcome.searched_costs``.
+        excess: if set, the claim says that the first arm's cost is higher by at most this share.
     """
 
     key: str

@@ -1,18 +1,21 @@
-"""The verdict on each claim, and its rule.
+"""The rules that decide each of the paper's claims, and the verdicts.
 
-"Cheaper" is one-sided: the difference of mean log costs over searches by Welch's t test, adjusted by Holm
-(1979) for the claims of a task. The permutation test (``significance.cheaper_p``) is reported too. "No harm"
-is non-inferiority: the interval of the difference lies above minus the margin. A claim with an excess holds
-if the 95 % interval of the ratio of costs ends below 1 plus the excess.
+A claim that an arm is cheaper is tested one-sided: Welch's t test compares the mean log costs over searches,
+and its p values are adjusted by Holm's method (1979) for the number of claims of a task. The permutation test
+(``significance.cheaper_p``) is reported too. A claim of "no harm" is one of non-inferiority: it holds if the
+interval of the difference lies above minus the margin. A claim with an excess holds if the 95 % interval of
+the ratio of costs ends below 1 plus the excess.
 
-The cost of a search has bounds (``readings``): a search that missed the target costs at least its reads. A
-claim holds if it holds with the arm's costs at their upper bounds and the other's at their lower bounds. It
-fails if it fails at the opposite ends. The noise between searches is at least that of the evaluation grid.
+The cost of a search is often known only up to bounds (see ``readings``). For example, a search that missed
+the target costs at least its reads. A claim holds if it holds with the arm's costs at their upper bounds and
+the other arm's at their lower bounds. It fails if it fails at the opposite ends of the bounds. The noise
+between searches is at least the noise that comes from the grid of evaluations.
 
-A verdict is fragile if another reading of the records changes it. A reading at least as favourable to a claim
-never has a weaker verdict. Therefore all other readings share one noise, the widest among the readings with
-known costs. If the searches as run decide, a difference at least as large decides too. With separate noises a
-more favourable reading could stay open, since one very favourable cost widens Welch's interval.
+A verdict is fragile if another reading of the records changes it. A reading that is at least as favourable to
+a claim must never give a weaker verdict. Therefore all other readings share a single noise, the widest among
+the readings with known costs. If the searches as run decide a claim, so does a difference that is at least as
+large. With separate noises, a more favourable reading could stay open, because a single very favourable cost
+widens Welch's interval.
 """
 
 import math
@@ -28,27 +31,33 @@ from experiments.evidence.readings import AS_SEARCHED, OTHERS, Curve, Reading
 from experiments.evidence.significance import cheaper_p, grid_variance, holm, less_p, power
 
 LEVEL = 0.05
-SAVING = 0.8  # the power of a comparison is for this ratio
-MARGIN = 0.01  # of the metric; "no worse" within it: three of 360 digits of the validation split
+SAVING = 0.8  # the power of a comparison is computed for this ratio of costs
+# A metric is "no worse" within this margin, which is about three of the 360 digits in the validation split.
+MARGIN = 0.01
 HOLDS, FAILS, OPEN, ABSENT = "holds", "does not hold", "not decided", "not yet measured"
 FRAGILE = "fragile"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A claim on one task.
+    """The verdict on a claim for one task, with the numbers behind it.
 
     Attributes:
         verdict: holds, does not hold, fragile, not decided, or not yet measured.
         effect: the ratio of costs (below 1: cheaper), at the unfavourable ends of their bounds, or the
             difference of metrics for no-harm claims; None if unknown.
-        difference: of mean log costs, or of negated metrics, at the favourable and the unfavourable ends.
-        p: of the claim's test, adjusted for the task's claims; None for claims that an interval decides.
-        permutation_p: of the rank test, not adjusted.
-        least_p: the smallest p of ranks of this number of searches; a smaller p is of the t test alone.
-        power: probability to detect a true ratio of ``SAVING`` at the level of Holm's first step.
-        reached: searches of the arm at the target, all of its searches, and the same of the other.
-        turns_in: the readings that change the verdict or may change it; an open verdict has none.
+        difference: the difference of mean log costs, or of negated metrics, at the favourable and at the
+            unfavourable ends of the bounds.
+        p: the p value of the claim's test, adjusted for the number of the task's claims; None for claims that
+            an interval decides.
+        permutation_p: the p value of the rank test, not adjusted.
+        least_p: the smallest p value that ranks of this number of searches can give. A smaller ``p`` relies
+            on the t test alone.
+        power: the probability to detect a true ratio of ``SAVING`` at the level of the first step of Holm's
+            method.
+        reached: the number of the arm's searches that reached the target, the number of all its searches, and
+            the same two numbers of the other arm.
+        turns_in: the readings that change the verdict or may change it; none if the verdict is open.
         readings: the decisions of the other possible readings, by name.
     """
 
@@ -68,13 +77,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class Records:
-    """All experiments on one task, by name: their rows, and the curves of their best trials."""
+    """The records of all experiments on one task, by experiment: rows, and curves of the best trials."""
 
     rows: dict[str, Sequence[Row]] = field(default_factory=dict)
     curves: dict[str, Sequence[Curve]] = field(default_factory=dict)
 
     def of_arm(self, experiment: str, arm: str) -> tuple[list[Row], list[Curve]]:
-        """The rows and curves of one arm; empty without records."""
+        """Return the rows and curves of one arm; they are empty if there are no records."""
         tables = (self.rows.get(experiment, ()), self.curves.get(experiment, ()))
         rows, curves = ([one for one in table if one["arm"] == arm] for table in tables)
         return rows, curves
@@ -82,11 +91,11 @@ class Records:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The compared values of a claim in one reading: logarithms of costs, or negated metrics.
+    """The values that a claim compares, in one reading: logarithms of costs, or negated metrics.
 
     Attributes:
-        ours, theirs: a value per search of the arm and of the other.
-        noise: of the difference of the means; None if unknown.
+        ours, theirs: one value for each search of the arm, and of the other arm.
+        noise: noise of the difference of their means; None if unknown.
     """
 
     ours: Sequence[Bounds]
@@ -98,7 +107,11 @@ class _Pair:
 
 
 def decide_all(tables: Mapping[tuple[str, str], tuple[Sequence[Row], Sequence[Curve]]]) -> list[Decision]:
-    """Decide every claim on every task, from the rows and curves by experiment and task."""
+    """Decide every claim on every task.
+
+    Args:
+        tables: the rows and curves, by experiment and task.
+    """
     by_task: dict[str, Records] = {}
     for (experiment, task), (rows, curves) in tables.items():
         records = by_task.setdefault(task, Records())
@@ -134,7 +147,7 @@ def _with_readings(found: Decision, readings: Mapping[str, Decision]) -> Decisio
 
 
 def _turns(found: Decision, other: Decision) -> bool:
-    """Whether another reading contradicts the verdict of the searches as run, or leaves it open."""
+    """Return whether another reading contradicts the verdict of the searches as run, or leaves it open."""
     if found.verdict not in (HOLDS, FAILS) or other.verdict == found.verdict:
         return False
     if found.verdict == HOLDS:
@@ -143,7 +156,7 @@ def _turns(found: Decision, other: Decision) -> bool:
 
 
 def _pairs(claim: Claim, records: Records) -> dict[str, _Pair]:
-    """The compared values, by the name of each reading that the records allow."""
+    """Return the values that a claim compares, for each reading that the records allow, by its name."""
     ours, theirs = (records.of_arm(claim.experiment, name) for name in (claim.arm, claim.other))
     if not ours[0] or not theirs[0]:
         return {}
@@ -163,24 +176,24 @@ def _values(
         best = reading.best_values(rows)
         if best is None:
             return None
-        # Accuracy and mAP lie from 0 to 1; more is better.
+        # The metric is accuracy or mAP, so an unknown value lies between 0 and 1, and more is better.
         return [Bounds(-1, 0) if value is None else Bounds(-value, -value) for value in best]
     if claim.cost == "fresh_examples":
         costs = reading.costs(rows, curves)
-    else:  # other readings exist only for fresh examples
+    else:  # for other costs the only reading is that of the searches as run
         costs = searched_costs(rows, claim.cost) if reading is AS_SEARCHED else None
-    with np.errstate(divide="ignore"):  # a bound of 0
+    with np.errstate(divide="ignore"):  # a lower bound may be 0
         return costs and [Bounds(*np.log(cost).tolist()) for cost in costs]
 
 
 def _least_variance(
     claim: Claim, values: Sequence[Bounds], rows: Sequence[Row], curves: Sequence[Curve]
 ) -> float:
-    """The variance from the grid of evaluations; 0 for seconds per fresh example."""
+    """Return the variance that comes from the grid of evaluations; 0 for seconds per fresh example."""
     steps = [np.diff(curve["fresh_examples"]) for curve in curves if len(curve["fresh_examples"]) > 1]
     if claim.no_harm or claim.excess is not None or not steps:
         return 0.0
-    if claim.cost != "fresh_examples":  # seconds are read at the same evaluations
+    if claim.cost != "fresh_examples":  # seconds are recorded at the same evaluations as fresh examples
         values = [Bounds(*np.log(cost).tolist()) for cost in searched_costs(rows)]
     known = [math.exp(_known(value)) for value in values if math.isfinite(_known(value))]
     return grid_variance(known, float(np.median(np.concatenate(steps)))) if known else 0.0
@@ -194,12 +207,12 @@ def _noise(ours: Sequence[Bounds], theirs: Sequence[Bounds], least: tuple[float,
 
 
 def _known(value: Bounds) -> float:
-    """The value, or the least it can be where the target was missed."""
+    """Return the value, or its lower bound if the target was missed."""
     return value.high if math.isfinite(value.high) else value.low
 
 
 def _widest(pairs: Sequence[_Pair]) -> Noise | None:
-    """The noise with the widest interval, of the first pair or of pairs with known costs."""
+    """Return the noise with the widest interval, among the first pair and all pairs with known costs."""
     noises = [pair.noise for number, pair in enumerate(pairs) if number == 0 or pair.is_exact()]
     return max(
         (noise for noise in noises if noise is not None),
@@ -209,7 +222,7 @@ def _widest(pairs: Sequence[_Pair]) -> Noise | None:
 
 
 def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decision]:
-    """Decisions by key of the claim; a claim without a pair is not yet measured."""
+    """Return the decisions by key of the claim. A claim without a pair is not yet measured."""
     found = {}
     for claim in CLAIMS:
         absent, pair = Decision(claim, task, ABSENT), pairs[claim.key]
@@ -224,7 +237,7 @@ def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decis
 
 
 def _compare(absent: Decision, pair: _Pair) -> Decision:
-    """Decide one claim; Holm adjusts p and verdict of a tested claim later."""
+    """Decide one claim. For a claim that is tested, Holm's method later adjusts p value and verdict."""
     claim, noise = absent.claim, pair.noise
     against = _difference(pair.ours, pair.theirs)
     in_favour = -_difference(pair.theirs, pair.ours)
@@ -248,12 +261,12 @@ def _compare(absent: Decision, pair: _Pair) -> Decision:
 
 
 def _difference(ours: Sequence[Bounds], theirs: Sequence[Bounds]) -> float:
-    """The difference of the means: the arm at its upper bounds, the other at its lower bounds."""
+    """Return the difference of the means, with ours at the upper and theirs at the lower bounds."""
     return float(np.mean([value.high for value in ours]) - np.mean([value.low for value in theirs]))
 
 
 def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | None:
-    """The effect for the reader: a ratio of costs, or a gain of the metric."""
+    """Return the effect as a reader wants it: a ratio of costs, or a gain of the metric."""
     if not math.isfinite(difference):
         return None
     known = noise is not None and (noise.error > 0 or not claim.no_harm)

@@ -1,4 +1,7 @@
-"""The verdicts as Markdown: an overview, and a table for each experiment and task with the commands."""
+"""Write the verdicts on the paper's claims as Markdown.
+
+There is an overview, and for each experiment and task a table with the commands that produced its records.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,17 +17,17 @@ from experiments.evidence.decisions import ABSENT, OPEN, SAVING, Decision
 TEMPLATE = Path(__file__).with_name("claims_page.txt")
 TASKS = {"digits": "digits", "cifar10": "CIFAR-10", "small_text": "text"}
 Tables = Mapping[tuple[str, str], Sequence[Row]]
-"""Rows by experiment and task."""
+"""The rows of each table, by experiment and task."""
 
 
 def claims_page(decisions: Sequence[Decision], tables: Tables, results: Path) -> str:
-    """docs/claims.md: the verdicts, between texts and tables that were fixed with their records."""
+    """Return docs/claims.md: the verdicts, and texts and tables that were fixed with their records."""
     page = TEMPLATE.read_text().replace("{overview}", overview(decisions))
     return page.replace("{experiments}", "\n\n".join(of_experiments(decisions, tables, results)))
 
 
 def overview(decisions: Sequence[Decision]) -> str:
-    """One row a claim, one column a task: effect and verdict."""
+    """Return a table with one row per claim and one column per task, with effects and verdicts."""
     by_claim: dict[str, dict[str, str]] = {}
     for one in decisions:
         if one.verdict != ABSENT:
@@ -41,7 +44,7 @@ def _brief(one: Decision) -> str:
 
 
 def of_experiments(decisions: Sequence[Decision], tables: Tables, results: Path) -> list[str]:
-    """A section for each experiment and task that decides claims."""
+    """Return a section for each experiment and task whose records decide claims."""
     path = results / "earlier_verdicts.json"
     before = read_json(path)["verdicts"] if path.exists() else []
     earlier = {(one["claim"], one["task"]): one["verdict"] for one in before}
@@ -72,7 +75,8 @@ def _claim_row(one: Decision, before: str) -> Cells:
     assert one.effect is not None
     p = "-"
     if one.p is not None:
-        # Where ranks of so many searches can't show one so small, it is of the t test alone.
+        # If even the most extreme ranks of so few searches would give a larger p value, say that this p value
+        # comes from the t test alone.
         p = f"{one.p:.2g}" + (", t alone" if one.least_p is not None and one.p < one.least_p else "")
     turned = "; ".join(one.turns_in) or f"none of {len(one.readings)}" if one.readings else "no other reading"
     return (
@@ -90,14 +94,17 @@ def _claim_row(one: Decision, before: str) -> Cells:
 
 
 def interval_words(ratio: Ratio, form: str) -> str:
-    """``0.50 to 0.60``, or ``-`` where there is no interval."""
+    """Return an interval in words, e.g. ``0.50 to 0.60``, or ``-`` if there is no interval."""
     if ratio.low is None or ratio.high is None:
         return "-"
     return f"{ratio.low:{form}} to {ratio.high:{form}}"
 
 
 def _of_a_rerun(effect: Ratio, is_difference: bool) -> Ratio:
-    """The interval that holds a second run's effect in 95 % of cases: both runs have the noise."""
+    """Return the interval that contains the effect of a second run of the experiment in 95 % of cases.
+
+    It is wider than the effect's own interval, because both runs are noisy.
+    """
     if effect.low is None or effect.high is None:
         return effect
     to, back = (float, float) if is_difference else (math.log, math.exp)

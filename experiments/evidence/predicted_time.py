@@ -1,4 +1,4 @@
-"""Do whole runs take max(fresh(e) t_upstream, steps(e) t_step)? See experiments/fig4."""
+"""Report whether whole runs take the time max(fresh(e) t_upstream, steps(e) t_step); see experiments/fig4."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +12,17 @@ from adaecho.figures.report import laid_out, markdown_table
 from adaecho.figures.style import INK, MUTED, SERIES, figure
 
 BAND = "#eeeeee"
-WITHIN = 0.1  # of the predicted time, by the rule
+WITHIN = 0.1  # the rule allows a deviation of this share of the predicted time
 _MARKERS = {"digits": "s", "cifar10": "o"}
 
 
 def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
-    """Draw measured over predicted time against predicted time, with the band of the rule.
+    """Plot the ratio of measured to predicted time against the predicted time, with the band of the rule.
 
     Args:
-        record: of ``experiments.fig4.predicted_time``.
-        path: file to write; its suffix decides the format.
-        title: of the figure.
+        record: the record of ``experiments.fig4.predicted_time``.
+        path: file to write; its suffix determines the format.
+        title: title of the figure.
     """
     colours = dict(zip(sorted({row["e"] for row in record["rows"]}), SERIES, strict=False))
     with figure(3.4, path, title) as drawing:
@@ -49,7 +49,7 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
 
 
 def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
-    """Return the cells and verdicts in Markdown; ``figure`` is the link in the report."""
+    """Return the cells and verdicts in Markdown. ``figure`` is the link to the figure in the report."""
     rows: Sequence[Mapping[str, Any]] = record["rows"]
     verdicts = []
     for task in dict.fromkeys(row["task"] for row in rows):

@@ -1,13 +1,14 @@
-"""Readings: ways to compute the costs of an arm's searches from its records, without training.
+"""Readings: different ways to compute the costs of an arm's searches from its records, without new training.
 
-The first reading is of the searches as run. Two readings use parts of the space: three quarters of each axis
-(by its scale) from the lower and from the upper end. Two readings use easier targets, 1.5 and 2 times the
-error (0.1 and 0.2 more of a loss), from the curves of the best trials at the target, as the paper does for
-Fig. 4. An easier target at the level of guessing is not a reading.
+The first reading takes the searches as they were run. Two readings use only a part of the search space: the
+lower or the upper three quarters of each axis (on the axis's own scale). Two readings use easier targets,
+with 1.5 and 2 times the error (or a loss that is higher by 0.1 and 0.2). They take the costs from the curves
+of the best trials at the original target, as the paper does for Fig. 4. A target that guessing would meet is
+not used.
 
-The cost of a search has bounds. A search that missed the target costs at least its reads. In a part of the
-space another trial may be the best of its search. A pruned trial (``search.prune``) might have been the best;
-its cost is above its reads.
+The cost of a search may be known only up to bounds. A search that missed the target costs at least its reads.
+In a part of the space, another trial may be the best of its search. A pruned trial (``search.prune``) might
+have been the best, and its cost is above its reads.
 """
 
 import math
@@ -27,14 +28,15 @@ from adaecho.records.outcome import (
 )
 
 Curve = dict[str, Any]
-_PART = 0.75  # of each axis
+_PART = 0.75  # share of each axis that a reading of a part of the space uses
 _EASIER_LOSS = 0.1
 _ROUNDING = 1e-9
-# The level of guessing: one of ten classes; ln 1,024 nats for the 1,024 subwords of small_text.
+# The metric of a model that guesses: the accuracy for ten equally frequent classes, and the loss in nats for
+# the 1,024 subwords of small_text.
 _CHANCE = {"digits": 0.1, "cifar10": 0.1, "small_text": math.log(1024)}
 
 
-Costs = list[Bounds]  # one of each search
+Costs = list[Bounds]  # one for each search
 _UNKNOWN = Bounds(0, math.inf)
 
 
@@ -43,9 +45,9 @@ class Reading:
     """One way to read an arm's records: as searched, in a part of the space, or to an easier target.
 
     Attributes:
-        name: the name in the report.
-        part: the part of each axis with the counted trials.
-        step: of the easier target, see ``easier``; 0 for the target.
+        name: name in the report.
+        part: the part of each axis whose trials are counted.
+        step: how much easier the target is, see ``easier``; 0 for the original target.
     """
 
     name: str
@@ -53,11 +55,11 @@ class Reading:
     step: int = 0
 
     def costs(self, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
-        """Return the costs of an arm's searches in fresh examples; None if the records lack them.
+        """Return the costs of an arm's searches in fresh examples, or None if the records lack them.
 
         Args:
             rows: rows of one arm.
-            curves: curves of its best trials.
+            curves: curves of the arm's best trials.
         """
         if self == AS_SEARCHED:
             return searched_costs(rows)
@@ -70,7 +72,7 @@ class Reading:
     def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
         """Return the best metric of each search, at any evaluation of any counted trial.
 
-        None if the reading does not exist: an easier target changes no best metric.
+        The result is None for an easier target, because the target does not change the best metric.
         """
         if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
             return None
@@ -78,7 +80,7 @@ class Reading:
 
 
 def _bounds(search: Sequence[Row]) -> Bounds:
-    """Bounds of the cost of the cheapest trial; a pruned trial costs more than its reads."""
+    """Return bounds of the cost of a search's cheapest trial. A pruned trial costs more than its reads."""
     counted = [row for row in search if row["counted"]]
     read = [row["fresh_examples"] for row in counted if counted_cost(row) is None]
     cheapest = lowest(map(counted_cost, counted))
@@ -100,16 +102,17 @@ def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Co
 
 
 def easier(metric: str, target: float, step: int, chance: float | None = None) -> float | None:
-    """Return an easier target: each step adds half of the error, or 0.1 of a loss.
+    """Return an easier target: each step adds half of the original error, or 0.1 to a loss.
 
     Args:
         metric: name of the metric.
         target: the target of the training.
         step: 1 or 2.
-        chance: the level of guessing; default 0, for a loss no limit.
+        chance: the metric of a model that guesses; by default 0, or no limit for a loss.
 
     Returns:
-        None if guessing meets the target: its cost is that of the first evaluation.
+        The easier target; None if guessing would meet it, because the cost would then be that of the first
+        evaluation.
     """
     if metric in LESS_IS_BETTER:
         value = target + _EASIER_LOSS * step
@@ -126,12 +129,12 @@ def _first_at(curve: Curve, target: float, metric: str) -> Bounds:
 
 
 def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """The searches of one arm, sorted by repeat."""
+    """Return the searches of one arm, sorted by repeat."""
     return sorted((repeat, search) for (_, repeat), search in searches(rows).items())
 
 
 def _were_searched(rows: Sequence[Row]) -> bool:
-    """Whether the rows are of searches; other rows have one reading."""
+    """Return whether the rows come from searches; other rows have only one reading."""
     return all(row.get("positions") for row in rows)
 
 

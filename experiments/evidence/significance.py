@@ -1,4 +1,4 @@
-"""Hypothesis tests of the claims: on mean log costs, on ranks, and for several claims."""
+"""Hypothesis tests of the claims: on mean log costs, on ranks, and adjusted for the number of claims."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,27 +9,28 @@ from numpy.typing import NDArray
 
 from adaecho.records.statistics import Noise
 
-_RESAMPLES = 20_000  # if the runs have more splits; otherwise the test is exact
+_RESAMPLES = 20_000  # number of random splits if there are more possible splits; otherwise all are used
 
 
 def grid_variance(costs: Sequence[float], step: float) -> float:
-    """Return the smallest variance of log costs that are known up to multiples of ``step``.
+    """Return the smallest possible variance of log costs that are known only up to multiples of ``step``.
 
-    A run meets the target anywhere in the step before the evaluation, so the error is uniform with variance
-    step^2 / 12. The variance of the logarithm is this over the squared cost, averaged over the costs.
+    A run meets the target somewhere in the step before the evaluation, so the error of its cost is uniform,
+    with variance step^2 / 12. Divided by the squared cost, this is the variance of the logarithm, which is
+    averaged over the costs.
     """
     return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
 
 
 def less_p(difference: float, noise: Noise) -> float:
-    """One-sided p value of "the difference is below 0", for a noise with an error above 0."""
+    """Return the one-sided p value of "the difference is below 0". The error of the noise must be above 0."""
     from scipy import special
 
     return float(special.stdtr(noise.freedom, difference / noise.error))
 
 
 def power(difference: float, noise: Noise, level: float = 0.05) -> float:
-    """Probability of a ``less_p`` below the level for a true difference with this noise."""
+    """Return the probability that ``less_p`` is below the level, if the true difference has this value."""
     from scipy import stats
 
     edge = stats.t.ppf(level, noise.freedom)
@@ -37,12 +38,13 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
 
 
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
-    """One-sided p value of "the arm is cheaper than the baseline": a permutation test of the rank sum.
+    """Return the one-sided p value of "the arm is cheaper than the baseline", by a permutation test of ranks.
 
-    Exact (every split of the runs) up to 20,000 splits, otherwise over 20,000 random splits of a fixed seed.
+    The test compares the arm's rank sum over all splits of the runs into two groups. If there are more than
+    20,000 splits, it uses 20,000 random splits with a fixed seed.
 
     Args:
-        costs: one per run or search; None for a missed target, which shares the worst rank.
+        costs: one cost per run or search; None if the target was missed, which counts as the worst rank.
         baseline: costs of the baseline.
     """
     from scipy import stats
@@ -66,7 +68,10 @@ def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """P values adjusted for their number (Holm 1979): all claims below alpha hold at once at level alpha."""
+    """Return p values adjusted for their number (Holm 1979).
+
+    If all claims below alpha are accepted, the probability of any false one among them is at most alpha.
+    """
     adjusted: dict[str, float] = {}
     largest = 0.0
     for position, (name, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

@@ -1,4 +1,4 @@
-"""The figures of experiments/distance and experiments/repeat_value: worth of a repeat."""
+"""Draw the figures of experiments/distance and experiments/repeat_value, which show the value of a repeat."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,20 +9,21 @@ from matplotlib.axes import Axes
 from adaecho.figures.style import MUTED, VARIANTS, figure
 from adaecho.records.files import read_json
 
-ENOUGH = 0.9  # of the worth of a new example, or of a repeat a whole epoch later
-# Mean number of examples between two uses of an example, at e = 4 with 8,192 distinct examples.
+ENOUGH = 0.9  # lines mark this share of the value of a new example, or of a repeat a whole epoch later
+# For each arm, the mean number of examples between two uses of an example, at echoing factor 4 with 8,192
+# distinct examples.
 DISTANCES = {"batch": 16, **{f"buffer_{size}": size for size in (64, 256, 1024, 4096)}, "pass": 8192}
 
 
 def _line(axes: Axes, x: Sequence[float], rows: list[dict[str, Any]], key: str, **look: Any) -> None:
-    """Draw worths with their 95 % intervals."""
+    """Draw values with their 95 % intervals."""
     worths = [row[key] for row in rows]
     errors = [[row[key] - row["low"] for row in rows], [row["high"] - row[key] for row in rows]]
     axes.errorbar(x, worths, errors, markersize=4, linewidth=1.1, capsize=2, **look)
 
 
 def draw_distance(results: Path, path: Path) -> None:
-    """Draw the worth at each distance, a line per task."""
+    """Draw the value of a repeat at each distance, with one line per task."""
     with figure(3.6, path, "worth of a repeat by the distance of the uses of an example (e = 4)") as drawing:
         axes = drawing.subplots()
         for task, look in (("cifar10", "o-"), ("text", "s--")):
@@ -39,7 +40,7 @@ def draw_distance(results: Path, path: Path) -> None:
 
 
 def draw_equal_steps(results: Path, path: Path) -> None:
-    """Draw the worth along the runs, a panel per task."""
+    """Draw the value of a repeat along the runs, with one panel per task."""
     with figure(3.9, path, "worth of a repeat at equal steps (e = 2; dashed: e = 4)") as drawing:
         panels = drawing.subplots(1, 2)
         for axes, task in zip(panels, ("digits", "text"), strict=True):
@@ -55,7 +56,7 @@ def draw_equal_steps(results: Path, path: Path) -> None:
             at = sorted({row["fresh_examples"] for row in rows})
             axes.set_xticks(at, [f"{one:,}" for one in at], rotation=60)
             axes.minorticks_off()
-            axes.set_ylim(-1, 1.5)  # batch echoing continues below
+            axes.set_ylim(-1, 1.5)  # the line of batch echoing continues below this
             axes.set_xlabel(f"fresh examples read before: {task}")
             axes.grid()
         drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)

@@ -1,12 +1,16 @@
-"""Does wall time follow fresh examples and steps? T(e) = max(fresh(e) t_upstream, steps(e) t_step).
+"""Test whether the numbers of fresh examples and steps predict wall time.
+
+The prediction for echoing factor e is T(e) = max(fresh(e) t_upstream, steps(e) t_step), where t_upstream is
+the time to read a fresh example and t_step the time of a training step. To run the test:
 
     python scripts/cifar10_shards.py DATA SHARDS
     python -m experiments.fig4.predicted_time SHARDS
 
-fresh(e) and steps(e) to the target come from committed records, of the first search or seed of each factor.
-The same runs train again with paced reading and paced steps, one after another. A step sleeps until
-``STEP_S`` have passed, as a CPU does while a GPU works. The source of digits sleeps; CIFAR-10 comes from
-``scripts/slow_store.py`` at a limited rate.
+The numbers fresh(e) and steps(e) to the target come from committed records, from the first search or seed of
+each factor. The same runs are trained again, one after another, with reads and steps that are slowed down to
+a fixed pace. A step sleeps until ``STEP_S`` seconds have passed, as a CPU does while a GPU works. To slow
+down the reads, the source of digits sleeps, and CIFAR-10 comes from ``scripts/slow_store.py`` at a limited
+rate.
 """
 
 import argparse
@@ -36,15 +40,15 @@ from benchmarks import record
 from experiments.runs import config_of
 from scripts.slow_store import make_server
 
-RATIOS, FACTORS = (1.3, 2.0, 4.0), (1, 2, 4)  # R and e
+RATIOS, FACTORS = (1.3, 2.0, 4.0), (1, 2, 4)  # values of R and of e
 STEP_S, BATCH_SIZE = 0.15, 32
 EXPERIMENTS = {"digits": "fig5", "cifar10": "fig4"}
 RESULTS = Path(__file__).parents[2] / "results"
-PORT = 8765  # as in conf/experiment/fig4.yaml
+PORT = 8765  # the port in conf/experiment/fig4.yaml
 
 
 class Paced:
-    """A source that returns at most one example per ``example_s``."""
+    """A source that returns at most one example per ``example_s`` seconds."""
 
     def __init__(self, columns: dict[str, Any], example_s: float) -> None:
         self._columns, self._example_s, self._due = columns, example_s, 0.0
@@ -53,7 +57,7 @@ class Paced:
         return len(self._columns["label"])
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        # Deadlines follow one another, so the next sleep makes up for a sleep that was too long.
+        # Each deadline follows from the previous one, so that a sleep that was too long shortens the next.
         self._due = max(self._due, time.monotonic() - 0.05) + self._example_s
         time.sleep(max(self._due - time.monotonic(), 0))
         return {name: column[row] for name, column in self._columns.items()}
@@ -61,7 +65,7 @@ class Paced:
 
 @contextmanager
 def paced(example_s: float | None) -> Iterator[None]:
-    """Pace the steps of each task, from the loss to the update; if a time is given, also its source."""
+    """Slow down the steps of each task, from the loss to the update, and, if a time is given, its source."""
     began = 0.0
 
     def build(config: Any) -> Task:
@@ -82,7 +86,7 @@ def paced(example_s: float | None) -> Iterator[None]:
 
 @contextmanager
 def store(shards: Path, example_s: float) -> Iterator[None]:
-    """Serve the shards at the pace of the examples, from another process."""
+    """Serve the shards from another process, at a rate that corresponds to ``example_s`` per example."""
     with tarfile.open(shards / "train-00.tar") as archive:
         examples = sum(name.endswith(".png") for name in archive.getnames())
     kilobytes = (shards / "train-00.tar").stat().st_size / examples / 1024
@@ -96,20 +100,20 @@ def store(shards: Path, example_s: float) -> Iterator[None]:
 
 
 def train(task: str, factor: int, row: dict[str, Any]) -> dict[str, Any]:
-    """Train the row's run again; return its cost to the target."""
+    """Train the run of a recorded row again, and return its cost to the target."""
     base = [f"experiment={EXPERIMENTS[task]}", f"task={task}"]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         arms = compose("config", overrides=base).search.arms
     point = [f"{key}={value}" for key, value in row["hyperparameters"].items()]
-    cpu = ["device=cpu", "threads=1", "data.num_workers=1"]  # reads while the steps run
+    cpu = ["device=cpu", "threads=1", "data.num_workers=1"]  # a worker reads while the steps run
     config = config_of([*base, *arms[f"e{factor}"], f"seed={row['seed']}", *point, *cpu])
     with tempfile.TemporaryDirectory() as folder:
         return dict(trial.run_trial(config, Path(folder) / "run")["to_target"])
 
 
 def measure(task: str, ratio: float, factor: int, shards: Path) -> dict[str, Any]:
-    """One cell."""
-    # The first search or seed of the factor.
+    """Measure one cell, that is, one task, ratio R and factor e."""
+    # Use the first search or seed of the factor.
     row = best_trials(read_rows(RESULTS / EXPERIMENTS[task] / task / "trials.json"))[f"e{factor}", 0]
     example_s = ratio * STEP_S / BATCH_SIZE
     fresh, steps = row["to_target_fresh_examples"], row["to_target_steps"]

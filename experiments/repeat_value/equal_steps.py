@@ -1,9 +1,10 @@
-"""Worth of a repeat at equal steps: ``python -m experiments.repeat_value.equal_steps TASK``
+"""Measure the value of a repeat at equal steps: ``python -m experiments.repeat_value.equal_steps TASK``
 
-Branches continue from checkpoints along a run without echoing: with new examples, with each echo variant at
-e, and with e times as many new examples, which take as many steps as the echoed branch. README.md has
-the decision rule. Each run has a file; the same command continues after an interruption, and writes the
-tables after the last run.
+The value, or worth, of a repeat says how many new examples it replaces. A model is trained without echoing.
+From each checkpoint along this run, several branches continue: with new examples, with each echo variant at
+echoing factor e, and with e times as many new examples. The last two take equally many steps. README.md has
+the decision rule. The result of each run is written to a file, so that the same command continues after an
+interruption. After the last run, the tables are written.
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,11 @@ from adaecho.training.optimizer import make_optimizer
 from experiments.repeat_value.measure import Workload, upcoming
 from experiments.runs import Row, config_of, options, recorded, write_results
 
-LAST_DECIDED = 3072  # the last checkpoint of the rule, in fresh examples
+LAST_DECIDED = 3072  # the last checkpoint that the decision rule uses, in fresh examples
 FACTORS = (2, 4)
 SEEDS = range(5000, 5024)
 BEFORE = "example_before_augmentation"
-AT_LEAST = 0.9  # worth of a repeat, in new examples
+AT_LEAST = 0.9  # the value of a repeat, in new examples, that the rule requires
 LEVEL = 0.05
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
 _PERMUTATIONS = 10_000
@@ -38,15 +39,16 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Subject:
-    """A task.
+    """A task of the experiment, with its settings.
 
     Attributes:
-        overrides: of the command, in addition to ``data.path``.
-        variants: of echo; text has no augmentation, so there example echoing has one variant.
-        checkpoints: in fresh examples, whole batches.
-        fresh: new examples of an echoed branch, 16 batches.
-        continuations: from each checkpoint, with different next examples.
-        noise: whether to measure AdaScale's sigma^2 and mu^2, split into between and within copies.
+        overrides: overrides of the config, in addition to ``data.path``.
+        variants: echo variants. Text has no augmentation, so example echoing has a single variant there.
+        checkpoints: numbers of fresh examples, in whole batches, after which branches start.
+        fresh: number of new examples of an echoed branch, which is 16 batches.
+        continuations: number of times that each branch is repeated, with different next examples.
+        noise: whether to measure AdaScale's sigma^2 and mu^2, with sigma^2 split into the noise between
+            examples and the noise between augmented copies.
     """
 
     overrides: tuple[str, ...]
@@ -78,19 +80,23 @@ SUBJECTS = {
 
 
 def workload(subject: Subject, overrides: Sequence[str]) -> Workload:
-    """The task with its learning rate, momentum and batch size."""
+    """Build the task with its learning rate, momentum and batch size."""
     config = config_of([*subject.overrides, *overrides])
     return Workload(config, build_task(config))
 
 
 def branches_of(subject: Subject) -> list[tuple[str, int, int]]:
-    """Echo, factor and new examples (in multiples of an echoed branch's) of each branch."""
+    """Return the branches of a task.
+
+    Each is described by the echo variant, the echoing factor, and the number of new examples as a multiple of
+    those of an echoed branch.
+    """
     new = [("none", 1, times) for times in (1, *FACTORS)]
     return new + [(variant, factor, 1) for factor in FACTORS for variant in subject.variants]
 
 
 def run(work: Workload, subject: Subject, seed: int) -> list[Row]:
-    """Train once without echoing, with branches from each checkpoint; return a row per branch."""
+    """Train once without echoing, start branches at each checkpoint, and return one row per branch."""
     torch.manual_seed(seed)
     model = work.task.build_model()
     optimizer = make_optimizer(work.config, model)
@@ -121,9 +127,10 @@ def _branches(
     length: int,
     at: tuple[int, int],
 ) -> list[Row]:
-    """Mean loss after each branch, from copies of model and optimizer.
+    """Return the mean loss after each branch, all of which start from copies of the same model and optimizer.
 
-    The branches of a continuation read the same first examples, and first uses have the same augmentation.
+    All branches of a continuation read the same first examples, with the same augmentation at first use, so
+    that they can be compared in pairs.
     """
     losses: dict[tuple[str, int, int], list[float]] = {branch: [] for branch in branches_of(subject)}
     for continuation in range(subject.continuations):
@@ -142,7 +149,7 @@ def _branches(
 
 
 class Interval(NamedTuple):
-    """A ratio of two means over the same runs, and its interval."""
+    """A ratio of two means over the same runs, with its confidence interval."""
 
     ratio: float
     low: float
@@ -150,27 +157,30 @@ class Interval(NamedTuple):
 
 
 def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | None:
-    """mean(above) / mean(below) with Fieller's interval: every r that Student's test does not reject.
+    """Return mean(above) / mean(below) with Fieller's confidence interval.
 
-    With d = above - r below the test is mean(d)^2 <= t^2 var(d) / n, a quadratic in r::
+    The interval contains every ratio r that Student's t test does not reject. With d = above - r below, this
+    test is mean(d)^2 <= t^2 var(d) / n for n runs. Let A and B be the two means, and s_aa, s_ab and s_bb the
+    variances and the covariance. Then the test is a quadratic inequality in r::
 
         (B^2 - t^2 s_bb / n) r^2 - 2 (A B - t^2 s_ab / n) r + (A^2 - t^2 s_aa / n) <= 0
 
     Source: E. C. Fieller, 1954, "Some problems in interval estimation".
 
     Args:
-        above, below: of the same runs, [runs].
-        level: of the test, e.g. 0.05 for an interval of 95 %.
+        above, below: values of the same runs, [runs].
+        level: level of the test, e.g. 0.05 for a 95 % interval.
 
     Returns:
-        None if the mean of ``below`` is not above 0 at this level: the interval is unbounded then.
+        The ratio and its interval; None if the mean of ``below`` is not significantly above 0, because the
+        interval is then unbounded.
     """
     if not (np.isfinite(above).all() and np.isfinite(below).all()):
         return None
     number = len(above)
     bound = float(stats.t.ppf(1 - level / 2, number - 1)) ** 2 / number
     a, b = float(above.mean()), float(below.mean())
-    (s_aa, s_ab), (_, s_bb) = np.cov(above, below)  # over number - 1
+    (s_aa, s_ab), (_, s_bb) = np.cov(above, below)  # divided by number - 1
     square, middle, constant = b * b - bound * s_bb, a * b - bound * s_ab, a * a - bound * s_aa
     if b <= 0 or square <= 0:
         return None
@@ -179,7 +189,7 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
 
 
 def decide(interval: Interval | None) -> str:
-    """Whether the whole interval lies at or above a worth of 0.9, or below it."""
+    """Return whether the whole interval lies at or above 0.9, below it, or neither."""
     if interval is None:
         return OPEN
     if interval.low >= AT_LEAST:
@@ -188,7 +198,10 @@ def decide(interval: Interval | None) -> str:
 
 
 def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers:
-    """Loss of the branch with new examples alone minus the loss of a branch, [runs] by seed."""
+    """Return by how much a branch lowers the loss, compared with the branch of new examples alone: [runs].
+
+    The runs are in the order of their seeds.
+    """
     of_branch = {
         (row["seed"], row["echo_variant"], row["echo_factor"], row["times_new"]): row["loss_after"]
         for row in rows
@@ -199,7 +212,7 @@ def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers
 
 
 def readings(rows: Sequence[Row]) -> list[Row]:
-    """A row for each echoed branch and checkpoint; the last row is the task's verdict."""
+    """Return one row for each echoed branch and checkpoint, and a last row with the task's verdict."""
     checkpoints = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
     number = sum(at <= LAST_DECIDED for at in checkpoints) * len(FACTORS)
@@ -228,10 +241,11 @@ def readings(rows: Sequence[Row]) -> list[Row]:
 
 
 def correlations(rows: Sequence[Row]) -> list[Row]:
-    """Correlations of gradient noise with the worth of a repeat: the three readings of README.md.
+    """Correlate gradient noise with the value of a repeat, in the three ways that README.md describes.
 
-    The worth of a run at a checkpoint is its gain over the mean gain of as many new examples. The signal is
-    mu^2 over the part of sigma^2 that a repeat has in common with its first use.
+    The value in a run at a checkpoint is the gain from repeats divided by the mean gain from as many new
+    examples. The signal is mu^2 divided by the part of sigma^2 that a repeat has in common with its first
+    use.
     """
     positions = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
@@ -239,7 +253,7 @@ def correlations(rows: Sequence[Row]) -> list[Row]:
     between, within, square = (
         np.array([[row[key] for row in plain if row["fresh_examples"] == at] for at in positions]).T
         for key in ("between", "within", "square")
-    )  # [runs, checkpoints] each
+    )  # each is [runs, checkpoints]
     signal, worth = {}, {}
     for variant, factor in echoed:
         signal[variant, factor] = square / (between if variant == BEFORE else between + within)
@@ -248,7 +262,7 @@ def correlations(rows: Sequence[Row]) -> list[Row]:
             for at in positions
         ]).T  # fmt: skip
     along = np.mean([_ranks_of_rows(signal[branch], worth[branch]) for branch in echoed], axis=0)
-    beyond = [_beyond(signal[branch], worth[branch]) for branch in echoed]  # [runs, runs] each
+    beyond = [_beyond(signal[branch], worth[branch]) for branch in echoed]  # each is [runs, runs]
     new = [worth[BEFORE, e] - worth["example_after_augmentation", e] for e in FACTORS]
     split = np.mean([_ranks_of_rows(-square / within, one) for one in new], axis=0)
     return [
@@ -259,12 +273,15 @@ def correlations(rows: Sequence[Row]) -> list[Row]:
 
 
 def _ranks_of_rows(ours: Numbers, theirs: Numbers) -> Numbers:
-    """Spearman's correlation of corresponding rows, [rows]."""
+    """Return Spearman's rank correlation between corresponding rows of both arrays: [rows]."""
     return np.array([stats.spearmanr(*pair).statistic for pair in zip(ours, theirs, strict=True)])
 
 
 def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
-    """Contribution of each pair of runs to Spearman's correlation over runs, averaged over checkpoints."""
+    """Return what each pair of runs contributes to the rank correlation over runs: [runs, runs].
+
+    The correlation is computed at each checkpoint and averaged over checkpoints.
+    """
 
     def standardised(values: Numbers) -> Numbers:
         ranks = stats.rankdata(values, axis=0)
@@ -277,7 +294,10 @@ def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
 
 
 def _permuted(products: Numbers) -> Row:
-    """The correlation and its one-sided p, from permutations of the runs' noise against their branches."""
+    """Return the correlation and its one-sided p value.
+
+    The p value comes from permutations that assign the noise of one run to the branches of another.
+    """
     runs, rng = np.arange(len(products)), np.random.default_rng(0)
     found = float(products[runs, runs].sum())
     drawn = [products[runs, rng.permutation(runs)].sum() for _ in range(_PERMUTATIONS)]

@@ -1,6 +1,6 @@
-"""Training and measurements of equal_steps.py: one epoch over chosen rows, and the gradient noise.
+"""Training and measurements of equal_steps.py: train one epoch over chosen rows, and measure gradient noise.
 
-The noise is split into noise between examples and noise between augmented copies of an example.
+The noise is split into the noise between examples and the noise between augmented copies of an example.
 """
 
 import math
@@ -19,20 +19,20 @@ from adaecho.config.schema import Config
 from adaecho.tasks.base import Task
 from adaecho.training.device import measure
 
-EXAMPLES, COPIES = 8192, 2  # for the estimate of the noise
-_BLOCK = 128  # examples whose gradients are in memory at once
+EXAMPLES, COPIES = 8192, 2  # numbers of examples, and of copies of each, for the estimate of the noise
+_BLOCK = 128  # number of examples whose gradients are in memory at once
 
 Rows = NDArray[np.int64]
-"""Rows of the training images, [examples]."""
+"""Indices of training examples, [examples]."""
 
 
 class Noise(NamedTuple):
-    """Components of one example's gradient through one augmentation.
+    """The components of the gradient of one example with one augmentation.
 
     Attributes:
-        between: the variance of examples' mean gradients over all their augmentations.
-        within: the variance over the augmentations of one example, averaged over examples.
-        square: mu^2, of the mean over all examples and augmentations.
+        between: variance over examples of the gradient that is averaged over all augmentations of an example.
+        within: variance over the augmentations of an example, averaged over examples.
+        square: mu^2, the squared norm of the mean over all examples and augmentations.
     """
 
     between: float
@@ -41,17 +41,18 @@ class Noise(NamedTuple):
 
 
 def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
-    """Estimate all components without bias. ``within`` is never negative; the other two can be.
+    """Estimate the components of gradient noise without bias.
 
-    With k copies of each of m examples, their gradients g_ij, an example's mean g_i and the mean g::
+    The estimate of ``within`` is never negative, but the other two can be. There are m examples with k copies
+    each. With their gradients g_ij, the mean g_i of an example's gradients, and the mean g of all gradients::
 
         within  = sum_ij |g_ij - g_i|^2 / (m (k - 1))
         v       = sum_i |g_i - g|^2 / (m - 1)     of the mean of k copies: between + within / k
         between = v - within / k
         mu^2    = |g|^2 - v / m
 
-    a one-way analysis of variance with random effects, summed over parameters. between + within is sigma^2 of
-    a batch of one example (``adascale/estimators.py``), and a batch of b has 1 / b of it.
+    This is a one-way analysis of variance with random effects, summed over parameters. between + within is
+    sigma^2 of a batch of one example (``adascale/estimators.py``), and a batch of b examples has 1 / b of it.
 
     Args:
         blocks: gradients [examples, copies, parameters] of independent examples; every block has the same
@@ -76,10 +77,10 @@ def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
 def example_gradients(
     model: nn.Module, loss: Callable[[Any, Any], Any], batch: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """The gradient of each example's loss alone, [examples, parameters].
+    """Compute the gradient of each example's loss separately: [examples, parameters].
 
     Args:
-        model: a model without operations across the batch.
+        model: a model without operations across the batch, such as batch norm.
         loss: as ``Task.loss``.
         batch: tensors whose first axis is the examples.
     """
@@ -95,7 +96,7 @@ def example_gradients(
 
 
 def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> Rows:
-    """The next rows in another order: the rest of an epoch, then epochs of all rows."""
+    """Return the next rows in a different order: the rest of the current epoch, then epochs of all rows."""
     rows = rng.permutation(rest)
     while len(rows) < number:
         rows = np.concatenate([rows, rng.permutation(length)])
@@ -104,7 +105,7 @@ def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> 
 
 @dataclass
 class Workload:
-    """A task and its config."""
+    """A task, its config, and functions that train and measure a model on them."""
 
     config: Config
     task: Task
@@ -120,7 +121,10 @@ class Workload:
         shuffle_buffer: int = 0,
         seed: int,
     ) -> None:
-        """Train one epoch over these rows, in this order except for the buffer, which drains at the end."""
+        """Train one epoch over these rows, in the given order.
+
+        A shuffle buffer changes the order; it is emptied at the end, so that every repeat is used.
+        """
         loader = EchoLoader(
             {name: column[rows] for name, column in self.task.source.items()},
             self.config.batch_size,
@@ -139,14 +143,14 @@ class Workload:
             optimizer.step()
 
     def loss(self, model: nn.Module) -> float:
-        """Cross entropy on the validation split; infinite after divergence."""
+        """Return the cross entropy on the validation split; it is infinite after divergence."""
         metrics = measure(self.task, model, "validation", torch.device("cpu"), self.config.precision)
         model.train()
         found = metrics["cross_entropy"]
         return found if math.isfinite(found) else math.inf
 
     def noise(self, model: nn.Module, rng: np.random.Generator) -> Noise:
-        """Noise of this model's gradients, from examples drawn with replacement."""
+        """Estimate the noise of this model's gradients from examples drawn with replacement."""
         length = len(self.task.source["label"])
         return split_noise(self._gradients(model, rng.integers(length, size=EXAMPLES), rng))
 

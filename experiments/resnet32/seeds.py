@@ -1,4 +1,7 @@
-"""Ends of ResNet-32 by seed: ``python -m experiments.resnet32.seeds``. Rules: README.md."""
+"""Compare the final accuracies of ResNet-32 by seed: ``python -m experiments.resnet32.seeds``.
+
+The decision rules are in README.md.
+"""
 
 import argparse
 import itertools
@@ -15,7 +18,7 @@ from adaecho.records.files import write_json
 from adaecho.records.statistics import mean_interval
 
 MARGIN = 0.003
-SEEDS = 3  # required by the rule
+SEEDS = 3  # number of seeds that the rules require
 TARGET = 0.91
 CHANCE = 0.1
 ECHOED = ("example_before_e2", "example_after_e2", "batch_e2")
@@ -24,7 +27,7 @@ Row = Mapping[str, Any]
 
 
 def read_ends(sweep: Path) -> list[dict[str, Any]]:
-    """Return a row for each finished run, from the folders ARM/REPEAT/0 of a sweep."""
+    """Read a row for each finished run of a sweep, from its folders ARM/REPEAT/0."""
     rows = []
     for path in sorted(sweep.glob("*/*/*/summary.json")):
         summary = json.loads(path.read_text())
@@ -50,7 +53,7 @@ def read_ends(sweep: Path) -> list[dict[str, Any]]:
 
 
 def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
-    """Add a sweep's runs to the recorded runs: several machines may run parts of a sweep."""
+    """Add a sweep's runs to the recorded runs, and return the file. Several machines may share the sweep."""
     experiment = json.loads((sweep / "design.json").read_text())["experiment"]
     ends = results / experiment / "cifar10" / "ends.json"
     known = json.loads(ends.read_text()) if ends.exists() else []
@@ -60,7 +63,10 @@ def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
 
 
 def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
-    """Fresh examples where the line between two evaluations first reaches the target."""
+    """Return the number of fresh examples at which the accuracy first crosses the target.
+
+    Accuracy is interpolated linearly between evaluations. The result is None if it never crosses the target.
+    """
     for (before, low), (after, high) in itertools.pairwise(curve):
         if low < TARGET <= high:
             return before + (after - before) * (TARGET - low) / (high - low)
@@ -68,7 +74,7 @@ def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
 
 
 def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
-    """The mean difference in points with its interval, and its verdict by the rule."""
+    """Return the mean difference in percentage points with its interval, and the verdict of the rule."""
     if len(differences) < 2:
         return "-", "not decided"
     low, high = mean_interval(differences, 0.95)
@@ -83,7 +89,7 @@ def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
 
 
 def by_arm(rows: Sequence[Row], key: str) -> tuple[dict[str, dict[int, Any]], list[int]]:
-    """A value by arm and seed, and all seeds."""
+    """Return one value of each row by arm and seed, and the list of all seeds."""
     found: dict[str, dict[int, Any]] = defaultdict(dict)
     for row in rows:
         found[row["arm"]][row["repeat"]] = row[key]
@@ -91,7 +97,7 @@ def by_arm(rows: Sequence[Row], key: str) -> tuple[dict[str, dict[int, Any]], li
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown tables: test accuracy by seed, then the paired differences."""
+    """Return two Markdown tables: the test accuracy by seed, and the paired differences between arms."""
     test, seeds = by_arm(rows, "test")
     accuracies = [
         (arm, *(f"{of[seed]:.4f}" if seed in of else "-" for seed in seeds)) for arm, of in test.items()
@@ -108,7 +114,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cost_table(rows: Sequence[Row]) -> str:
-    """Markdown table: fresh examples to 91 % by seed, and the ratio to the baseline, paired by seed."""
+    """Return a Markdown table: the fresh examples to 91 % by seed, and the paired ratio to the baseline."""
     costs, seeds = by_arm(rows, "to_91")
     lines = []
     for arm, of_seeds in costs.items():
@@ -120,7 +126,11 @@ def cost_table(rows: Sequence[Row]) -> str:
 
 
 def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[str, str]:
-    """The ratio of geometric means over pairs of one seed with its interval, and its verdict."""
+    """Return the ratio of geometric means with its interval, and the verdict of the rule.
+
+    Args:
+        pairs: the costs of an arm and of the baseline, one pair per seed; None if the target was missed.
+    """
     logs = [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
     if len(logs) < len(pairs) or len(logs) < SEEDS or not any(logs):
         return "-", "not decided"
@@ -131,7 +141,7 @@ def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sweep", nargs="?", type=Path, help="record the ends of this folder's runs first")
+    parser.add_argument("sweep", nargs="?", type=Path, help="folder of a sweep to record first")
     sweep = parser.parse_args().sweep
     known = [Path(f"results/resnet32_{name}/cifar10/ends.json") for name in ("seeds", "target")]
     for ends in known if sweep is None else [add_ends(sweep)]:

@@ -1,4 +1,4 @@
-"""The two tables of schedule_clock's page: ``python -m experiments.schedule_clock.cells``."""
+"""Print the two tables of schedule_clock's page: ``python -m experiments.schedule_clock.cells``."""
 
 import itertools
 import math
@@ -10,15 +10,18 @@ from adaecho.records.statistics import mean_interval
 from adaecho.records.trials import read_rows
 
 SEEDS = 5
-Cell = Mapping[int, tuple[float, bool]]  # by seed: fresh examples, and whether the target was reached
+# For each seed, the number of fresh examples, and whether the target was reached.
+Cell = Mapping[int, tuple[float, bool]]
 
 
 def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
-    """Every arm by name; two arms of another record get the names that they would have here.
+    """Return the cell of every arm, by name.
+
+    Two arms come from another record, and get the names that they would have in this experiment.
 
     Args:
         results: folder of the records.
-        ends: whether a run reaches the target if only its end meets it.
+        ends: whether a run also counts as reaching the target if only its final accuracy meets it.
     """
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for record in ("schedule_clock", "schedule_clock_e4", "cifar10_depth8_80"):
@@ -33,12 +36,16 @@ def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
                 reached |= ends and (row.get("final_accuracy") or 0) >= row["target_value"]
                 found.setdefault(name, {})[row["seed"]] = (float(cost), reached)
     found["baseline_7000"] = found.pop("baseline")
-    assert all(list(cell) == list(found["baseline_7000"]) for cell in found.values())  # the seeds are shared
+    # All arms must have the same seeds, because ratios are paired by seed.
+    assert all(list(cell) == list(found["baseline_7000"]) for cell in found.values())
     return found
 
 
 def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
-    """The ratio with its interval or as a bound, and its side of 1."""
+    """Return the ratio of costs and the side of 1 on which it lies, both in words.
+
+    The ratio has an interval if all runs reached the target. Otherwise it is a bound, or unknown.
+    """
     logs = [math.log(ours[seed][0] / theirs[seed][0]) for seed in theirs]
     mean = fmean(logs)
     missed = {
@@ -56,7 +63,11 @@ def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
 
 
 def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
-    """For each seed, its cost in the cell that is cheapest on the other seeds, and that cell."""
+    """Return for each seed the cost in the cell that is the cheapest on average over the other seeds.
+
+    The second result has the names of these cells. Leaving the seed out keeps the choice independent of its
+    cost.
+    """
     costs, chosen = {}, []
     for left_out in found["baseline_7000"]:
         means = {
@@ -70,7 +81,11 @@ def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float
 
 
 def table(found: Mapping[str, Cell]) -> list[str]:
-    """Repeats alone, the clock and both; then the ratio with the cell tuned."""
+    """Return the lines of a table of cost ratios.
+
+    A row has the ratios for repeats alone, for a schedule that counts steps instead of fresh examples, and
+    for both. The last row of each echoing factor has the ratio for the tuned cell.
+    """
     lines: list[str] = []
     without, _ = tuned(found, "baseline")
     for e in (2, 4):

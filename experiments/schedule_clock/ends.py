@@ -1,4 +1,8 @@
-"""The cost of 80 % by the ends of decays: ``python -m experiments.schedule_clock.ends``. Rule: README.md."""
+"""Estimate the cost of 80 % accuracy from complete runs: ``python -m experiments.schedule_clock.ends``.
+
+Each run decays its learning rate over N steps, and its final accuracy counts. The decision rule is in
+README.md.
+"""
 
 import math
 from collections import defaultdict
@@ -15,18 +19,18 @@ from adaecho.records.trials import read_rows
 
 TARGET = 0.8
 BATCH_SIZE = 64
-SEEDS = 5  # required by the rule
-MARGIN = 1.1  # a crossing may lie this far outside the range of N
+SEEDS = 5  # number of seeds that the decision rule requires
+MARGIN = 1.1  # a crossing may lie outside the range of N by up to this factor
 
 Row = Mapping[str, Any]
 
 
 class Cost(NamedTuple):
-    """The crossing of a line of accuracy against log N with the target.
+    """Where the line that fits accuracy against log N crosses the target.
 
     Attributes:
         steps: N at the crossing; None if the line does not rise.
-        among: whether the crossing lies within the N of the runs, or a tenth outside.
+        among: whether the crossing lies in the range of N of the runs, or at most a tenth outside.
     """
 
     steps: float | None
@@ -34,7 +38,10 @@ class Cost(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Cost of an echoed arm over the cost without echoing; None if a line has no crossing."""
+    """The cost of an echoed arm divided by the cost without echoing, with its interval and verdict.
+
+    The numbers are None if one of the two lines has no crossing.
+    """
 
     ratio: float | None
     low: float | None
@@ -43,7 +50,7 @@ class Ratio(NamedTuple):
 
 
 def cost(rows: Sequence[Row], factor: int) -> Cost:
-    """Cost of one echoing factor, by the line of least squares."""
+    """Return the cost at one echoing factor, from a line that is fitted by least squares."""
     ours = [row for row in rows if row["echo_factor"] == factor]
     steps = [row["steps"] for row in ours]
     slope, level = np.polyfit(np.log(steps), [row["final_accuracy"] for row in ours], 1)
@@ -54,7 +61,10 @@ def cost(rows: Sequence[Row], factor: int) -> Cost:
 
 
 def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
-    """Log ratio of fresh examples at ``factor`` to those at 1, and whether both lie among their N."""
+    """Return the log ratio of fresh examples at ``factor`` to those at 1, and whether both can be trusted.
+
+    They can be trusted if both crossings lie among the N of their runs.
+    """
     ours, theirs = cost(rows, factor), cost(rows, 1)
     if ours.steps is None or theirs.steps is None:
         return math.nan, False
@@ -62,7 +72,7 @@ def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
 
 
 def ratio(rows: Sequence[Row], factor: int) -> Ratio:
-    """Ratio with the jackknife's interval over seeds."""
+    """Return the ratio with its jackknife interval over seeds."""
     seeds = sorted({row["seed"] for row in rows})
     if len(seeds) < 2:
         return Ratio(None, None, None, "not decided")
@@ -79,7 +89,7 @@ def ratio(rows: Sequence[Row], factor: int) -> Ratio:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown tables: the ends by seed, then costs and ratios."""
+    """Return Markdown tables: one of the final accuracies by seed, and one of costs and ratios."""
     seeds = sorted({row["repeat"] for row in rows})
     ends = defaultdict(dict)
     for row in rows:

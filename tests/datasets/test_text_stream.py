@@ -79,7 +79,7 @@ def test_bad_documents_are_skipped_within_the_budget(tmp_path: Path, tokenizer: 
         (
             r"train\.jsonl, document 1: 'text' is of type int",
             "document 2: .*surrogates not allowed",
-            "document 3: is no JSON object",
+            "document 3: not a JSON object",
         )
     ):
         with pytest.raises(DataError, match=message):
