@@ -75,8 +75,7 @@ def _claim_row(one: Decision, before: str) -> Cells:
     assert one.effect is not None
     p = "-"
     if one.p is not None:
-        # If even the most extreme ranks of so few searches would give a larger p value, say that this p value
-        # comes from the t test alone.
+        # With few searches, the rank test cannot give a p this small, so only the t test does.
         p = f"{one.p:.2g}" + (", t alone" if one.least_p is not None and one.p < one.least_p else "")
     turned = "; ".join(one.turns_in) or f"none of {len(one.readings)}" if one.readings else "no other reading"
     return (

@@ -41,18 +41,6 @@ def test_a_loader_continues_after_an_error(
             assert labels(loader) == labels(sound)
 
 
-@WORKERS
-def test_two_active_iterators_warn(num_workers: int) -> None:
-    with EchoLoader(Dataset(40), 4, num_workers=num_workers) as loader:
-        first, second = iter(loader), iter(loader)
-        next(second)
-        with pytest.warns(UserWarning, match="iterators of an EchoLoader share one cursor"):
-            next(first)
-        next(first)  # warns once
-        del first
-        next(second)
-
-
 FORK = """
 import os, sys
 from adaecho import EchoLoader
