@@ -45,7 +45,7 @@ def main() -> None:
         before = resident_bytes()
         loader = EchoLoader(
             source, BATCH_SIZE, echo="example_after_augmentation", factor=factor, augment=Copy(),
-            shuffle_buffer=arguments.buffer, order="stored",
+            shuffle_buffer=arguments.buffer, order="sequential",
         )  # fmt: skip
         batches = iter(loader)
         # The number of distinct examples approaches its equilibrium exponentially, with a time constant of

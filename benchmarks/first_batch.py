@@ -50,7 +50,7 @@ def photograph_sides(encoded: list[bytes], workers: int) -> dict[str, Make]:
     crop = v2.RandomResizedCrop(SIZE, SCALE, RATIO)
     transformed = Encoded(encoded, v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()]))
     echo_loader = partial(
-        EchoLoader, Encoded(encoded), 64, decode=DecodeImage(), place="encoded",
+        EchoLoader, Encoded(encoded), 64, decode=DecodeImage(), buffer_format="encoded",
         augment=RandomResizedCrop(SIZE, SCALE, RATIO), num_workers=workers,
     )  # fmt: skip
     return _sides(transformed, 64, workers, echo_loader, BUFFERS[PHOTOGRAPHS])

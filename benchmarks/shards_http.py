@@ -86,7 +86,7 @@ def ours(url: str, kind: str, workers: int, factor: int) -> Batches:
         EchoLoader(
             TarShards(url), KINDS[kind].batch_size, echo=echo, factor=factor, decode=decode, augment=augment,
             shuffle_buffer=SHUFFLE_BUFFER, num_workers=workers,
-            place="auto" if factor == 1 else "decoded",
+            buffer_format="auto" if factor == 1 else "decoded",
         )
     )  # fmt: skip
 

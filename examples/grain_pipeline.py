@@ -21,7 +21,7 @@ class Echoed(grain.IterDataset):
     """An EchoLoader over a MapDataset, as a Grain dataset.
 
     Args:
-        source: the examples. With ``order="stored"``, the loader keeps the order of the source's own
+        source: the examples. With ``order="sequential"``, the loader keeps the order of the source's own
             ``shuffle``.
         arguments: arguments of the EchoLoader.
     """

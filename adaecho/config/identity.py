@@ -15,7 +15,7 @@ BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
 # Keys that do not change what a run computes up to a given step. They may differ when a run is resumed.
 _NOT_IDENTITY = {
     *BUDGETS, "tracking", "callbacks", "search", "restart", "checkpoint_every_s", "rank_timeout_s",
-    "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.place",
+    "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.buffer_format",
 }  # fmt: skip
 # Keys added after the first records, with the value that keeps the earlier behaviour. At that value they are
 # not part of the identity, so that run folders keep their names and searches their points.

@@ -16,7 +16,7 @@ from adaecho.config.identity import run_id
 from adaecho.config.launch_env import launched_ranks
 from adaecho.config.tasks import callback_path, check_options
 from adaecho.config.validation import one_of, within
-from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor
+from adaecho.echo.variants import BUFFER_FORMATS, ORDERS, VARIANTS, check_factor
 from adaecho.errors import ConfigError
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
@@ -34,7 +34,7 @@ class DataConfig:
     # size of the validation split that is taken from the training files; null: the data has its own split
     validation_examples: int | None = None
     split_seed: int = 0  # seed of the split
-    order: str = "permutation"  # permutation | shards | stored; iterable data keeps its own order
+    order: str = "permutation"  # permutation | shards | sequential; iterable data keeps its own order
     num_workers: int = 0  # workers that read, decode and augment; 0: the training thread does
     processes: bool = False  # use worker processes even for code that declares thread_safe
     prefetch: int | None = None  # batches read ahead of the echo stage; null: two per worker
@@ -51,7 +51,7 @@ class EchoConfig:
     shuffle_buffer: int = MISSING  # size in examples
     batch_shuffle_buffer: int = 0  # size in batches, after batch echoing (paper, Fig. 7a)
     max_factor: float = 16.0  # upper bound of factor=auto
-    place: str = "auto"  # auto | decoded | encoded; does not change the batches
+    buffer_format: str = "auto"  # auto | decoded | encoded; does not change the batches
     split_augmentation: bool = False  # echo between the two parts of the augmentation, if the task names two
 
 
@@ -200,7 +200,7 @@ class Config:
 
 _CHOICES = {
     "echo.variant": tuple(VARIANTS),
-    "echo.place": PLACES,
+    "echo.buffer_format": BUFFER_FORMATS,
     "data.order": ORDERS,
     "optimizer.name": OPTIMIZERS,
     "schedule.shape": SCHEDULES,

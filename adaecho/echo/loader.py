@@ -65,8 +65,8 @@ class EchoLoader(LoaderStats):
             except that tuples stay tuples. It must not draw from the global generators:
             ``collate(examples, rng)`` receives a generator keyed to the batch. One thread at a time calls
             it, unless it declares ``thread_safe = True``.
-        place: the form of examples in the shuffle buffer and in an echo before augmentation. Batches are the
-            same in either form. ``decoded`` decodes each fresh example once. ``encoded`` decodes each repeat
+        buffer_format: the form of examples in the shuffle buffer and in an echo before augmentation. Batches
+            are the same in either form. ``decoded`` decodes each fresh example once. ``encoded`` decodes each repeat
             and needs memory for encoded examples only; with ``max_bad_examples`` it also decodes each fresh
             example once on entry, to skip a bad one. ``auto`` chooses ``encoded`` if that decodes no more
             often (no echo before augmentation, ``max_bad_examples=0``), or if decoded examples as large as
@@ -76,7 +76,8 @@ class EchoLoader(LoaderStats):
         batch_length: function that returns the number of examples in a whole batch. Needed only if the form
             of the batch does not show it.
         order: order of a source with a length: ``permutation`` (a new one for each epoch), ``shards``
-            (shards shuffled for each epoch, each read in order) or ``stored``. An iterable has its own order.
+            (shards shuffled for each epoch, each read in order) or ``sequential``. An iterable has its own
+            order.
         sampler: yields the rows of each epoch, as in a DataLoader. It replaces ``order``.
         epochs: number of epochs of each ``iter()``. The last one drains the buffer and may end with a short
             batch. None is endless. All ranks make the same number of batches: if an epoch does not divide
@@ -107,7 +108,7 @@ class EchoLoader(LoaderStats):
             refuses the rest and names the replacement (docs/around-your-loader.md).
 
     Attributes:
-        agree_on_R: function of this rank's R (None until known) that returns the R that ``factor="auto"``
+        sync_R: function of this rank's R (None until known) that returns the R that ``factor="auto"``
             follows. Assign one to agree across ranks: all ranks call it after the same number of batches.
 
     Raises:
@@ -136,7 +137,7 @@ class EchoLoader(LoaderStats):
         augment: Any = None,
         collate: Callable[..., Any] | None = None,
         sampler: Any = None,
-        place: str = "auto",
+        buffer_format: str = "auto",
         order: str = "permutation",
         epochs: int | None = None,
         drop_last: bool = False,
@@ -168,7 +169,7 @@ class EchoLoader(LoaderStats):
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed,
             *given.share(rank, world_size), max_factor, max_bad_examples, drop_last, sampler,
         )  # fmt: skip
-        functions = Functions(decode, augment, collate, batch_length, settings, place)
+        functions = Functions(decode, augment, collate, batch_length, settings, buffer_format)
         self._dataset, self._sampler, self._device = source, sampler, ToDevice(device)
         self._state_of_all_ranks = state_of_all_ranks
         readable = as_source(source, settings.seed, batch_size=batch_size, world_size=settings.world_size)
@@ -179,7 +180,7 @@ class EchoLoader(LoaderStats):
         )  # fmt: skip
         self._clocks = Timers(self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
-        self.agree_on_R: Callable[[float | None], float | None] = lambda mine: mine
+        self.sync_R: Callable[[float | None], float | None] = lambda mine: mine
         self._taking: dict[str, int] = {}  # the thread that requests a batch
         self._finalizer = weakref.finalize(self, self._pipeline.forgotten)
         self._finalizer.atexit = False  # the atexit handler closes the pipelines
@@ -221,7 +222,7 @@ class EchoLoader(LoaderStats):
             raise StopIteration
         self._clocks.step()
         if self._auto is not None and self._auto.due():
-            self._auto.follow(self.agree_on_R(self._clocks.ratio), self._pipeline.streams.factor)
+            self._auto.follow(self.sync_R(self._clocks.ratio), self._pipeline.streams.factor)
         self._device.received(batch.content)
         return batch
 

@@ -119,8 +119,8 @@ class Pipeline:
         origin = _origin_of(source, order)
         # Not before a fork: workers would share a file that the dataset opens.
         peek = partial(source.peek, 0) if isinstance(source, MapSource) and not self.processes else None
-        place = functions.choose_place(peek)
-        before, after = functions.around_the_buffer(place, origin)
+        buffer_format = functions.choose_buffer_format(peek)
+        before, after = functions.around_the_buffer(buffer_format, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
         collating = Collator(functions.collate, settings.seed, origin)
         self.making = BatchBuilder(
@@ -129,7 +129,7 @@ class Pipeline:
         self.resident, self.group = None, 1  # the source's rows, if no pool needs copies
         if isinstance(source, ArraySource):
             self.resident = source.arrays if source.resident and before == Preparation() else None
-            if before.decode is None and place == "decoded":
+            if before.decode is None and buffer_format == "decoded":
                 self.group = source.batches_at_once(self.streams.batch_size)
         if length is not None:
             before = replace(before, stacked=False, length=length)

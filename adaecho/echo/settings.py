@@ -235,7 +235,7 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
     """
     shard_lengths = getattr(source, "shard_lengths", None)
     if settings.order == "shards" and shard_lengths is None:
-        raise ValueError("order='shards': this source has no shard_lengths; use permutation or stored")
+        raise ValueError("order='shards': this source has no shard_lengths; use permutation or sequential")
     whole = settings.batch_size is None
     passes: dict[str, Any] = {
         "passes": settings.epochs, "world": 1 if whole else settings.world_size,
@@ -243,7 +243,7 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
     }  # fmt: skip
     if sampler is not None:
         return SampledOrder(sampler, source.length, settings.seed, **passes)
-    order = "stored" if whole else settings.order
+    order = "sequential" if whole else settings.order
     return Permutation(source.length, order, settings.seed, shard_lengths, **passes)
 
 
@@ -338,12 +338,12 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buf
         f"sampler={type(sampler).__name__} with shuffle={shuffle}: both set the order; leave out one of them",
     )
     refuse(
-        bool(shuffle) != (order != "stored") and order != "permutation",
+        bool(shuffle) != (order != "sequential") and order != "permutation",
         f"shuffle={shuffle} with order={order!r}: they contradict each other; pass only one",
     )
     refuse(
         not shuffle and shuffle_buffer,
         f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave out one of "
-        "them (order='stored' fills the buffer in the source's order)",
+        "them (order='sequential' fills the buffer in the source's order)",
     )
-    return order if shuffle else "stored"
+    return order if shuffle else "sequential"

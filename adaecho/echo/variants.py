@@ -7,8 +7,8 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
-ORDERS = ("permutation", "shards", "stored")
-PLACES = ("auto", "decoded", "encoded")
+ORDERS = ("permutation", "shards", "sequential")
+BUFFER_FORMATS = ("auto", "decoded", "encoded")
 MAX_FACTOR = 1 << 16  # an item holds its echo index in 16 bits: order.keyed
 
 

@@ -123,7 +123,7 @@ def stages_s(given: dict[str, Any], budget_s: float) -> dict[str, float]:
         stages["decode"] = raw
     if given["augment"] is not None:
         stages["augment"] = {}
-    alone = {**given, "num_workers": 0, "processes": False, "place": "decoded", "device": None}
+    alone = {**given, "num_workers": 0, "processes": False, "buffer_format": "decoded", "device": None}
     times, before_s = {}, 0.0
     for name, changes in stages.items():
         with EchoLoader(**{**alone, **changes}, shuffle_buffer=0) as loader:

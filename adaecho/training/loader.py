@@ -33,7 +33,7 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
         "decode": task.decode,
         "augment": task.augment_parts if config.echo.split_augmentation else task.augment,
         "collate": task.collate,
-        "place": config.echo.place,
+        "buffer_format": config.echo.buffer_format,
         **{key: getattr(config.data, key) for key in _DATA_KEYS},
         "device": None if device.type == "cpu" else device,
     }
@@ -67,7 +67,7 @@ def make_loader(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not ranks.is_alone:
-        loader.agree_on_R = lambda mine: _mean([one for (one,) in ranks.gather([mine or math.nan])])
+        loader.sync_R = lambda mine: _mean([one for (one,) in ranks.gather([mine or math.nan])])
     return loader
 
 

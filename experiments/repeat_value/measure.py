@@ -132,7 +132,7 @@ class Workload:
             factor=factor,
             shuffle_buffer=shuffle_buffer,
             augment=self.task.augment,
-            order="stored",
+            order="sequential",
             epochs=1,
             seed=seed,
         )

@@ -39,12 +39,12 @@ def test_a_searched_key_is_one_of_the_config(compose_config: Compose) -> None:
 
 
 KEEPS = (
-    "tracking=wandb", "data.num_workers=3", "data.prefetch=9", "data.processes=true", "echo.place=encoded",
-    "max_steps=3", "search.trials=9", "restart=true", "data.max_bad_examples=5",
+    "tracking=wandb", "data.num_workers=3", "data.prefetch=9", "data.processes=true",
+    "echo.buffer_format=encoded", "max_steps=3", "search.trials=9", "restart=true", "data.max_bad_examples=5",
 )  # fmt: skip
 CHANGES = (
     "seed=1", "threads=2", "echo=batch", "target.value=0.5", "batch_size=8", "data.split_seed=1",
-    "precision=bfloat16", "data.order=stored", "task.model=mlp", "optimizer.name=adam",
+    "precision=bfloat16", "data.order=sequential", "task.model=mlp", "optimizer.name=adam",
     "evaluate.max_examples=10", "task.label_smoothing=0.1", "task=imagenet task.pretrained=w.pt",
     "task=small_text task.label_smoothing=0.1",
 )  # fmt: skip
@@ -85,7 +85,7 @@ TEXT = "task=small_text"
         (("schedule.warmup_steps=3", "schedule.warmup_epochs=2"), "give one of the two"),
         (("schedule.milestone_gap_epochs=-1",), r"schedule\.milestone_gap_epochs=-1.0"),
         (("schedule.unit=tokens",), r"schedule\.unit=tokens"),
-        (("echo.place=gpu",), r"echo\.place=gpu: must be one of auto, decoded, encoded"),
+        (("echo.buffer_format=gpu",), r"echo\.buffer_format=gpu: must be one of auto, decoded, encoded"),
         (
             ("echo=batch", "echo.split_augmentation=true"),
             r"echo\.split_augmentation=true: needs echo=example_before_augmentation",

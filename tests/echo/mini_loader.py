@@ -185,7 +185,7 @@ class MiniLoader:
             iteration, position = divmod(serial, self.of_each * self.world_size)
             serial = iteration * self.stored + position % self.stored
         number, position = divmod(serial, len(self.examples))
-        if self.order == "stored":
+        if self.order == "sequential":
             return position
         return permutation(len(self.examples), self.seed, number)[position]
 

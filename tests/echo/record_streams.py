@@ -167,7 +167,7 @@ def bad_examples(draw: random.Random) -> Setting:
     given = {**echo(draw), **common(draw), "decode": Decode(form, bad), "max_bad_examples": 60}
     given |= augment_of(draw, form)
     if given["echo"] != "example_after_augmentation":
-        given["place"] = draw.choice(["decoded", "decoded", "encoded"])
+        given["buffer_format"] = draw.choice(["decoded", "decoded", "encoded"])
     if "epochs" in given:
         given |= {"rank": 0, "world_size": 1}
     kind = draw.choice([Rows, Rows, Shards, Stream])
@@ -189,7 +189,7 @@ def iterated(draw: random.Random) -> Setting:
 def orders(draw: random.Random) -> Setting:
     length, form = draw.choice([30, 45]), draw.choice(OF_ARRAYS)
     given = {**echo(draw), **common(draw)}
-    given["order"] = draw.choice(["shards", "shards", "stored", "permutation"])
+    given["order"] = draw.choice(["shards", "shards", "sequential", "permutation"])
     kind = Shards if given["order"] == "shards" else draw.choice([Rows, Fetched])
     return lambda: kind(length, FORMS[form]), {**given, **augment_of(draw, form)}
 

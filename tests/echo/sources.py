@@ -148,7 +148,7 @@ SOURCES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "memory map": (lambda length: memory_map(arrays(length)), AddNoise(), reference_block, {}),
     "map": (Dataset, add_noise, reference_single, {}),
     "ragged": (lambda length: Dataset(length, ragged), add_noise, reference_single, {}),
-    "stream": (Stream, add_noise, reference_single, {"order": "stored"}),
+    "stream": (Stream, add_noise, reference_single, {"order": "sequential"}),
 }
 
 

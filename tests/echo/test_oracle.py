@@ -54,7 +54,9 @@ def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]
         "factor": 1 if echo == "none" else draw.choice([1, 2, 3, 5, 1.25, 2.5, 3.3]),
         "shuffle_buffer": draw.choice([0, 1, 2, 7, 20, 40]),
         "batch_shuffle_buffer": draw.choice([0, 0, 1, 3, 10]) if echo == "batch" else 0,
-        "order": "stored" if kind == "stream" else draw.choice(["permutation", "permutation", "stored"]),
+        "order": "sequential"
+        if kind == "stream"
+        else draw.choice(["permutation", "permutation", "sequential"]),
         "epochs": epochs, "drop_last": draw.random() < 0.4,
         "seed": draw.choice([0, -1, draw.randrange(1 << 70)]),
         "rank": draw.randrange(world), "world_size": world,

@@ -131,7 +131,12 @@ def test_corrupt_images_are_skipped_within_the_budget_and_named_beyond(
     )
     for file in (train, *val):
         file.write_bytes(file.read_bytes()[:200])
-    config = (*TINY, f"data.path={tmp_path / 'data'}", f"echo.place={place}", "evaluate.max_examples=null")
+    config = (
+        *TINY,
+        f"data.path={tmp_path / 'data'}",
+        f"echo.buffer_format={place}",
+        "evaluate.max_examples=null",
+    )
     summary = run_trial(compose_config(*config, "data.max_bad_examples=5"), tmp_path / "run")
     assert (summary["status"], summary["skipped_examples"]) == ("budget_spent", 1)
     printed = capsys.readouterr().err

@@ -14,17 +14,17 @@ from tests.conftest import Compose
 from tests.datasets.files import write_texts
 
 CPU = torch.device("cpu")
-KEYS = ("data.order=stored", "echo.place=decoded", "device=cpu")
+KEYS = ("data.order=sequential", "echo.buffer_format=decoded", "device=cpu")
 
 
 def test_order_place_and_device_reach_the_loader(compose_config: Compose) -> None:
     config = compose_config(*KEYS)
     arguments = upstream_arguments(config, build_task(config), torch.device("cuda", 0))
-    given = {name: arguments[name] for name in ("order", "place", "device")}
-    assert given == {"order": "stored", "place": "decoded", "device": torch.device("cuda", 0)}
+    given = {name: arguments[name] for name in ("order", "buffer_format", "device")}
+    assert given == {"order": "sequential", "buffer_format": "decoded", "device": torch.device("cuda", 0)}
     assert upstream_arguments(config, build_task(config), CPU)["device"] is None
     with make_loader(config, build_task(config), CPU) as loader:
-        assert loader.settings.order == "stored"
+        assert loader.settings.order == "sequential"
 
 
 def test_order_and_place_reach_headroom(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +32,8 @@ def test_order_and_place_reach_headroom(compose_config: Compose, monkeypatch: py
     real = pipeline_timer.EchoLoader
     monkeypatch.setattr(pipeline_timer, "EchoLoader", lambda **given: made.append(given) or real(**given))
     pipeline_timer.measure(compose_config(*KEYS), budget_s=0.01, step_s=0.01)
-    assert {given["order"] for given in made} == {"stored"}
-    assert {given["place"] for given in made} == {"decoded"}
+    assert {given["order"] for given in made} == {"sequential"}
+    assert {given["buffer_format"] for given in made} == {"decoded"}
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -42,7 +42,7 @@ def assert_equal(ones: list[dict[str, torch.Tensor]], others: list[dict[str, tor
 )
 def test_batches_are_the_same_for_any_workers_and_place(echo: str, num_workers: int, place: str) -> None:
     kind: dict[str, Any] = {"echo": echo, "factor": 1 if echo == "none" else 2}
-    assert_equal(batches(**kind), batches(**kind, num_workers=num_workers, place=place))
+    assert_equal(batches(**kind), batches(**kind, num_workers=num_workers, buffer_format=place))
 
 
 @pytest.mark.parametrize("place", ["decoded", "encoded"])
@@ -54,7 +54,7 @@ def test_decode_is_told_the_augment_that_alone_reads_its_images(place: str) -> N
 
     told: list[Any] = []
     augment = RandomResizedCrop(16)
-    with EchoLoader(Jpegs(9), 4, decode=Decode(), augment=augment, place=place) as loader:
+    with EchoLoader(Jpegs(9), 4, decode=Decode(), augment=augment, buffer_format=place) as loader:
         next(iter(loader))
     assert told == ([augment] if place == "encoded" else [])
 
@@ -76,7 +76,7 @@ def test_repeats_are_augmented_from_a_read_only_image() -> None:
 
 
 def test_damaged_images_are_skipped_within_the_budget_and_named() -> None:
-    lenient: dict[str, Any] = {"order": "stored", "max_bad_examples": 2, "epochs": 1, "num_workers": 2}
+    lenient: dict[str, Any] = {"order": "sequential", "max_bad_examples": 2, "epochs": 1, "num_workers": 2}
     with loader_of(12, 5, damaged=(3, 7), **lenient) as loader:
         labels = [label for batch in loader for label in batch["label"].tolist()]
         assert labels == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
@@ -91,7 +91,7 @@ def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> 
     given: Any = jpegs if source == "map" else lambda: iter([jpegs[row] for row in range(6)])
     settings = {"decode": DecodeImage(), "augment": RandomResizedCrop(16), "place": "encoded"}
     with (
-        EchoLoader(given, 3, order="stored", **settings) as loader,
+        EchoLoader(given, 3, order="sequential", **settings) as loader,
         pytest.raises(ValueError, match="truncated") as raised,
     ):
         list(islice(loader, 2))
@@ -101,7 +101,7 @@ def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"place": "raw"}, "place='raw': must be one of"),
+        ({"buffer_format": "raw"}, "buffer_format='raw': must be one of"),
         ({"decode": None}, "only with decode="),
         ({"echo": "example_after_augmentation"}, "no augmentation before the echo"),
         ({"batch_size": None}, "only with decode=, batch_size="),

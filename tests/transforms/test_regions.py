@@ -82,7 +82,13 @@ def test_the_loader_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch, kind
 
     def batches() -> list[list[torch.Tensor]]:
         with EchoLoader(
-            Jpegs(23), 4, decode=DecodeImage(), augment=AUGMENT, place="encoded", num_workers=3, **given
+            Jpegs(23),
+            4,
+            decode=DecodeImage(),
+            augment=AUGMENT,
+            buffer_format="encoded",
+            num_workers=3,
+            **given,
         ) as loader:
             return [[batch["image"], batch["label"]] for batch in islice(loader, 6)]
 

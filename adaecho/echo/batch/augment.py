@@ -14,7 +14,7 @@ from adaecho.echo.memory.pytree import UNFIT, Columns, num_bytes, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.read.chunks import NONE_SKIPPED, Preparation, Tried
 from adaecho.echo.settings import Settings, one_of, refuse
-from adaecho.echo.variants import PLACES
+from adaecho.echo.variants import BUFFER_FORMATS
 
 Origin = Callable[[int], str]
 Augment = Callable[[keyed.Items, Examples], Examples]
@@ -173,7 +173,7 @@ class Functions:
     Attributes:
         decode, augment, collate, batch_length: arguments of EchoLoader.
         settings: settings of the loader.
-        place: "decoded", "encoded" or "auto": the form of examples in the buffer.
+        buffer_format: "decoded", "encoded" or "auto": the form of examples in the buffer.
 
     Raises:
         ValueError: one is not callable or would never be called, or the buffer cannot hold this form.
@@ -184,7 +184,7 @@ class Functions:
     collate: Callable[[list[Any]], Any] | None
     batch_length: Callable[[Any], int] | None
     settings: Settings
-    place: str
+    buffer_format: str
 
     def __post_init__(self) -> None:
         for name in ("decode", "collate", "batch_length"):
@@ -193,7 +193,7 @@ class Functions:
                 given is not None and not callable(given),
                 f"{name}={given!r:.80}: must be a function, got {type(given).__name__}",
             )
-        one_of("place", self.place, PLACES)
+        one_of("buffer_format", self.buffer_format, BUFFER_FORMATS)
         size, whole = self.settings.batch_size, self.settings.batch_size is None
         for name in ("augment", "collate"):
             refuse(
@@ -207,9 +207,10 @@ class Functions:
             "it out, or pass batch_size=None",
         )
         refuse(
-            self.place == "encoded" and (self.decode is None or whole or self._augments_before_buffer),
-            f"place='encoded' with echo={self.settings.echo!r}: the buffer holds encoded examples only with "
-            "decode=, batch_size= and no augmentation before the echo; leave out place",
+            self.buffer_format == "encoded"
+            and (self.decode is None or whole or self._augments_before_buffer),
+            f"buffer_format='encoded' with echo={self.settings.echo!r}: the buffer holds encoded examples "
+            "only with decode=, batch_size= and no augmentation before the echo; leave out buffer_format",
         )
 
     @property
@@ -218,14 +219,14 @@ class Functions:
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
-    def choose_place(self, peek: Callable[[], Any] | None) -> str:
+    def choose_buffer_format(self, peek: Callable[[], Any] | None) -> str:
         """Resolve ``auto`` to "decoded" or "encoded".
 
         ``peek`` returns the first example of the source, encoded; None for an iterable.
         """
         settings = self.settings
-        if self.place != "auto":
-            return self.place
+        if self.buffer_format != "auto":
+            return self.buffer_format
         if self.decode is None or settings.batch_size is None or self._augments_before_buffer:
             return "decoded"
         if settings.variant.batches_upstream and not settings.max_bad_examples:
@@ -250,7 +251,7 @@ class Functions:
         parts = self.augment if isinstance(self.augment, tuple) else (self.augment,)
         return all(part is None or says_thread_safe(part) for part in (self.decode, *parts))
 
-    def around_the_buffer(self, place: str, origin: Origin) -> tuple[Preparation, Augment | None]:
+    def around_the_buffer(self, buffer_format: str, origin: Origin) -> tuple[Preparation, Augment | None]:
         """Return the preparation before the buffer and the augmentation after it, which may decode first."""
         settings = self.settings
         parts = augmentations(self.augment, settings.seed, origin)
@@ -258,7 +259,7 @@ class Functions:
         cut = len(parts) if settings.variant.augments_before else len(parts) - 1
         cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
         before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
-        if self.decode is None or place == "decoded":
+        if self.decode is None or buffer_format == "decoded":
             return Preparation(self.decode, before), after
         # The loader can skip a bad example only before the buffer.
         tried = Tried(self.decode) if settings.max_bad_examples else None

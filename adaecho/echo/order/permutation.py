@@ -28,7 +28,7 @@ class Permutation:
     Args:
         length: examples in the source.
         order: "permutation" (a new one for every pass, from (seed, pass)), "shards" (permutes the shards and
-            reads each in order) or "stored".
+            reads each in order) or "sequential".
         seed: seed of the permutations.
         shard_lengths: examples of each shard, for "shards".
         passes: passes of each iteration; None if endless.
@@ -91,7 +91,7 @@ class Permutation:
 
     def _of_serials(self, serials: NDArray[np.int64]) -> Rows:
         passes, positions = self._placed(serials)  # [n] each
-        if self._order == "stored" or not len(passes):
+        if self._order == "sequential" or not len(passes):
             return positions
         if (passes == passes[0]).all():
             return self._of_pass(int(passes[0]), positions)

@@ -51,7 +51,7 @@ def test_batch_echoing_moves_each_batch_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ToDevice, "move", counted)
     batches = [torch.zeros(3), torch.ones(3)]
-    with EchoLoader(batches, None, echo="batch", factor=4, device="meta", order="stored") as loader:
+    with EchoLoader(batches, None, echo="batch", factor=4, device="meta", order="sequential") as loader:
         assert [batch.device.type for batch in islice(loader, 8)] == ["meta"] * 8
     assert len(moves) == 2
 

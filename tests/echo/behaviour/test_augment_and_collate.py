@@ -61,11 +61,11 @@ def test_once_and_each_time_draw_independent_random_numbers() -> None:
 
 def test_once_requires_decoded_examples_in_the_buffer() -> None:
     common: dict[str, Any] = {"augment": (add_noise, add_noise), "decode": dict, **ECHOED}
-    with pytest.raises(ValueError, match=r"place='encoded' with .*no augmentation before the echo"):
-        EchoLoader(Dataset(9), 3, place="encoded", **common)
+    with pytest.raises(ValueError, match=r"buffer_format='encoded' with .*no augmentation before the echo"):
+        EchoLoader(Dataset(9), 3, buffer_format="encoded", **common)
     settings = EchoLoader(Dataset(9), 3, **common).settings
     functions = Functions(dict, (add_noise, add_noise), None, None, settings, "auto")
-    assert functions.choose_place(None) == "decoded"
+    assert functions.choose_buffer_format(None) == "decoded"
 
 
 @pytest.mark.parametrize("augment", [draw_globally, (draw_globally, draw_again)], ids=["one", "two parts"])
@@ -97,7 +97,7 @@ def decode(stored: bytes) -> Any:
 
 def run(place: str, batches: int, state: Any = None, **more: Any) -> Any:
     given = {"decode": decode, "augment": add_noise, "shuffle_buffer": 16, "max_bad_examples": 100, **more}
-    with EchoLoader(ROWS, 4, place=place, **given) as loader:
+    with EchoLoader(ROWS, 4, buffer_format=place, **given) as loader:
         if state is not None:
             loader.load_state_dict(state)
         taken = [batch["x"].tolist() for batch in islice(loader, batches)]
@@ -136,7 +136,7 @@ def test_auto_chooses_the_buffer_format_by_work_and_memory(
     monkeypatch.setattr(augment_module, "free_bytes", lambda: free)
     settings = EchoLoader(ROWS, 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
     given = Functions(decode, None, None, None, settings, "auto")
-    assert given.choose_place(lambda: ROWS[0]) == expected
+    assert given.choose_buffer_format(lambda: ROWS[0]) == expected
 
 
 def noisy_collate(rows: list[int], rng: np.random.Generator) -> list[tuple[int, float]]:

@@ -58,7 +58,7 @@ def test_a_lazily_opened_file_is_read_correctly(records: Path, wrap: str, num_wo
         "concat": lambda: ConcatDataset([Subset(lazy, range(100)), Subset(lazy, range(100, 200))]),
         "stack": lambda: StackDataset(x=lazy, label=list(range(200))),
     }[wrap]()
-    with EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=num_workers) as loader:
+    with EchoLoader(dataset, 8, order="sequential", epochs=1, num_workers=num_workers) as loader:
         found = torch.cat([batch["x"] if wrap == "stack" else batch for batch in loader])
     assert found.tolist() == [[row] * (RECORD // 8) for row in range(200)]
     assert num_workers == 0 or lazy.file is None

@@ -51,7 +51,7 @@ def failing(error: Exception) -> Any:
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "processes": True}], ids=str)
 def test_errors_of_the_machine_are_raised_and_bad_examples_counted(workers: dict[str, Any]) -> None:
     """Rows are read one by one or by ``__getitems__``."""
-    common: dict[str, Any] = {"batch_size": 4, "order": "stored", "max_bad_examples": 8, **workers}
+    common: dict[str, Any] = {"batch_size": 4, "order": "sequential", "max_bad_examples": 8, **workers}
     read = failing(OSError(errno.EMFILE, "Too many open files"))
     for given in ({"source": Fetched(8, read)}, {"source": range(8), "decode": read}):
         loader = EchoLoader(**given, **common)
@@ -66,7 +66,7 @@ def test_errors_of_the_machine_are_raised_and_bad_examples_counted(workers: dict
 
 def caught(source: Any, batch_size: int = 3, **arguments: Any) -> str:
     """The error of the first two batches, with its notes."""
-    arguments = {"order": "stored", **arguments}
+    arguments = {"order": "sequential", **arguments}
     with EchoLoader(source, batch_size, **arguments) as loader, pytest.raises(Exception) as raised:  # noqa: PT011
         for _ in zip(range(2), loader, strict=False):
             pass
@@ -113,7 +113,9 @@ def test_an_error_names_the_row_or_the_count_of_a_stream() -> None:
     common: dict[str, Any] = {"augment": fail_with_rng}
     assert "while augmenting example 5 of Dataset" in caught(Dataset(6), order="permutation", **common)
     assert "augmenting example 5 (counted from 0 over all passes) of Stream" in caught(Stream(9), **common)
-    assert "augmenting example 5 of Dataset" in caught(Dataset(9), decode=dict, place="encoded", **common)
+    assert "augmenting example 5 of Dataset" in caught(
+        Dataset(9), decode=dict, buffer_format="encoded", **common
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

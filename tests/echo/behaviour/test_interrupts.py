@@ -195,7 +195,7 @@ def test_requesting_a_batch_ends_the_pause_of_the_same_thread() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_requested_during_a_batch_precedes_the_batch(num_workers: int) -> None:
     source = Halting(16, 8)
-    common: dict[str, Any] = {"order": "stored", "epochs": 1, "num_workers": num_workers}
+    common: dict[str, Any] = {"order": "sequential", "epochs": 1, "num_workers": num_workers}
     with EchoLoader(source, 4, **common) as loader, EchoLoader(source, 4, **common) as restored:
         iterator = iter(loader)
         labels(iterator, 2)

@@ -20,7 +20,7 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_continues_after_an_error(
     variant: dict[str, Any], epochs: int | None, num_workers: int
 ) -> None:
-    common: dict[str, Any] = {"epochs": epochs, "order": "stored", "num_workers": num_workers, **variant}
+    common: dict[str, Any] = {"epochs": epochs, "order": "sequential", "num_workers": num_workers, **variant}
     common["shuffle_buffer"] = 0 if epochs else 3
     source, taken = Broken(20, *range(10, 20), error=ConnectionError), list[list[int]]()
     with EchoLoader(source, 4, **common) as loader, EchoLoader(Dataset(20), 4, **common) as sound:
@@ -78,7 +78,7 @@ def test_a_stop_iteration_in_user_code_is_an_error(where: str, num_workers: int)
 
     source = Broken(10, 5, error=StopIteration) if where == "source" else Dataset(10)
     stages: dict[str, Any] = {} if where == "source" else {where: stop}
-    with EchoLoader(source, 2, num_workers=num_workers, order="stored", **stages) as loader:
+    with EchoLoader(source, 2, num_workers=num_workers, order="sequential", **stages) as loader:
         for _ in range(2):  # the loader tries the next batch again
             with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
                 labels(loader, 10)
@@ -94,7 +94,7 @@ def test_an_abandoned_epoch_is_followed_by_a_full_one(kind: str, num_workers: in
         batches = DataLoader(list(range(10)), batch_size=4)  # type: ignore[arg-type]
         loader, fresh = EchoLoader(batches, None, echo="batch", factor=2, **common), 4
     else:
-        loader, fresh = EchoLoader(SOURCES[kind][0](10), 4, order="stored", shuffle_buffer=2, **common), 6
+        loader, fresh = EchoLoader(SOURCES[kind][0](10), 4, order="sequential", shuffle_buffer=2, **common), 6
     next(iter(loader))
     assert loader.fresh_examples == fresh
     rows = [row for batch in plain(list(loader)) for row in (batch if kind == "batches" else batch["label"])]

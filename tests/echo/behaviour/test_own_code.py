@@ -139,7 +139,7 @@ def test_a_long_wait_is_logged_with_its_reason(
     stuck = Stuck(event)
     source: Any = stuck if form == "dataset" else lambda: map(stuck.__getitem__, range(40))
     if form == "dataset":
-        arguments = {**arguments, "order": "stored"}
+        arguments = {**arguments, "order": "sequential"}
     with (
         EchoLoader(source, 4, epochs=1, num_workers=num_workers, **arguments) as loader,
         logged(event) as lines,
@@ -152,7 +152,7 @@ def test_reading_a_buffer_again_is_logged_with_its_progress(monkeypatch: Any) ->
     monkeypatch.setattr(threads, "_TELL_AFTER_S", 0.2)
     event = multiprocessing.get_context("fork").Event()
     event.set()
-    arguments: Any = {"shuffle_buffer": 32, "order": "stored", "num_workers": 2}
+    arguments: Any = {"shuffle_buffer": 32, "order": "sequential", "num_workers": 2}
     with EchoLoader(Stuck(event), 4, **arguments) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -235,7 +235,7 @@ class Undeclared:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_of_bad_examples_only_raises_the_first_error(num_workers: int) -> None:
     broken = Undeclared([KeyError(f"row {row}") for row in range(8)])
-    arguments: Any = {"num_workers": num_workers, "epochs": 1, "order": "stored", "max_bad_examples": 8}
+    arguments: Any = {"num_workers": num_workers, "epochs": 1, "order": "sequential", "max_bad_examples": 8}
     with EchoLoader(broken, 4, **arguments) as loader:
         with pytest.raises(KeyError, match="row 0") as caught:
             list(loader)

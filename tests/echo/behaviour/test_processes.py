@@ -144,7 +144,7 @@ def test_errors_of_a_worker_process_name_the_example(
     more: dict[str, Any], error: str, notes: tuple[str, str]
 ) -> None:
     with (
-        EchoLoader(Broken(40, 3), 4, num_workers=2, processes=True, order="stored", **more) as loader,
+        EchoLoader(Broken(40, 3), 4, num_workers=2, processes=True, order="sequential", **more) as loader,
         pytest.raises((ValueError, RuntimeError), match=error) as caught,
     ):
         list(loader)

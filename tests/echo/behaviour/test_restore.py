@@ -43,7 +43,7 @@ def test_a_resume_reads_each_buffered_example_once(kind: str, workers: Any, tmp_
     source: Any = Rows() if kind == "rows" else lambda: map(Rows().__getitem__, range(3000))
     common: dict[str, Any] = {
         "batch_size": 8, "echo": "example_before_augmentation", "factor": 4, "shuffle_buffer": 90,
-        "augment": add_random_integer, "order": "stored",
+        "augment": add_random_integer, "order": "sequential",
     }  # fmt: skip
     with EchoLoader(source, **common) as loader:
         list(islice(loader, 30))
@@ -83,7 +83,12 @@ def test_an_example_that_fails_when_read_again_is_an_error(source: Any) -> None:
             raise ValueError("not this time")
         return number
 
-    common: dict[str, Any] = {"shuffle_buffer": 8, "order": "stored", "decode": decode, "max_bad_examples": 5}
+    common: dict[str, Any] = {
+        "shuffle_buffer": 8,
+        "order": "sequential",
+        "decode": decode,
+        "max_bad_examples": 5,
+    }
     loader, restored = (EchoLoader(source, 2, **common) for _ in range(2))
     next(iter(loader))
     broken.add(held_serials(loader)[0])
@@ -99,7 +104,7 @@ def test_reread_examples_counts_the_examples_of_whole_batches(kind: str, decode:
     batches = [torch.arange(3 + number % 2) for number in range(40)]
     source: Any = batches if decode is None else [{"x": batch, "bytes": b"more"} for batch in batches]
     source = source if kind == "rows" else source.__iter__
-    common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 6, "order": "stored"}
+    common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 6, "order": "sequential"}
     loader, restored = (EchoLoader(source, None, decode=decode, **common) for _ in range(2))
     list(islice(loader, 9))
     restored.load_state_dict(state := loader.state_dict())

@@ -53,7 +53,9 @@ def test_augment_and_decode_may_write_in_place(
 @pytest.mark.parametrize("source", [Dataset, Stream])
 def test_bad_examples_of_an_abandoned_epoch_do_not_count(source: Any, num_workers: int) -> None:
     common: dict[str, Any] = {"decode": Bad(*range(0, 90, 3)), "max_bad_examples": 31, "epochs": 1}
-    with EchoLoader(source(90), 2, order="stored", num_workers=num_workers, prefetch=8, **common) as loader:
+    with EchoLoader(
+        source(90), 2, order="sequential", num_workers=num_workers, prefetch=8, **common
+    ) as loader:
         for _ in range(20):
             assert labels(loader, 1) == [[1, 2]]
             assert [bad["origin"].split()[1] for bad in loader.bad_examples] <= ["0"]
@@ -66,7 +68,7 @@ def test_bad_examples_of_an_abandoned_epoch_do_not_count(source: Any, num_worker
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("source", [Dataset, Stream])
 def test_a_bad_row_counts_once_in_all_epochs(source: Any, num_workers: int) -> None:
-    common: dict[str, Any] = {"decode": Bad(0, 3, 6), "order": "stored", "num_workers": num_workers}
+    common: dict[str, Any] = {"decode": Bad(0, 3, 6), "order": "sequential", "num_workers": num_workers}
     with EchoLoader(source(9), 2, max_bad_examples=3, **common) as loader:
         assert len(labels(loader, 40)) == 40
         assert [bad["row"] for bad in loader.bad_examples] == [0, 3, 6]

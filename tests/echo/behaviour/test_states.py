@@ -170,7 +170,7 @@ def test_a_state_drops_bad_examples_that_precede_the_buffer(echo: str) -> None:
     ],
 )
 def test_a_state_of_another_format_is_refused(change: Any, message: str) -> None:
-    loader = EchoLoader(arrays(20), 4, order="stored")
+    loader = EchoLoader(arrays(20), 4, order="sequential")
     state = loader.state_dict()
     assert labels(loader, 1) == [[0, 1, 2, 3]]
     with pytest.raises(ValueError, match=message):

@@ -21,7 +21,7 @@ from tests.echo.sources import IDS, VARIANTS, AddNoise, Dataset, example, labels
 def test_tensors_may_have_types_that_numpy_lacks(dtype: torch.dtype) -> None:
     rows = torch.arange(6).reshape(3, 2)
     for source in (rows.to(dtype), TensorDataset(rows.to(dtype), torch.arange(3))):
-        batch = next(iter(EchoLoader(source, 3, order="stored")))
+        batch = next(iter(EchoLoader(source, 3, order="sequential")))
         found = batch if isinstance(batch, torch.Tensor) else batch[0]
         assert found.dtype == dtype
         assert found.float().tolist() == rows.tolist()
@@ -182,7 +182,7 @@ def image_example(row: int) -> dict[str, Any]:
 
 def test_an_image_that_cannot_be_collated_is_an_error_with_a_remedy() -> None:
     with pytest.raises(TypeError) as raised:
-        next(iter(EchoLoader(Dataset(4, image_example), 2, order="stored")))
+        next(iter(EchoLoader(Dataset(4, image_example), 2, order="sequential")))
     notes = "\n".join(raised.value.__notes__)
     assert "convert in decode= or augment=, e.g. numpy.asarray(image); or pass collate=" in notes
     assert "while collating 2 examples, from example 0 of Dataset" in notes

@@ -140,7 +140,7 @@ def test_fractional_repeats_are_bernoulli_and_independent() -> None:
 def test_the_leaving_slot_is_uniform() -> None:
     """The delay in a buffer of B slots is geometric with mean B."""
     size = 20
-    loader = EchoLoader({"x": np.arange(60_000)}, 60_000, shuffle_buffer=size, order="stored", epochs=1)
+    loader = EchoLoader({"x": np.arange(60_000)}, 60_000, shuffle_buffer=size, order="sequential", epochs=1)
     (batch,) = loader
     positions = np.empty(60_000)
     positions[batch["x"].numpy()] = np.arange(60_000)

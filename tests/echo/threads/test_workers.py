@@ -33,7 +33,7 @@ def assert_no_threads_soon() -> None:
 
 @WORKERS
 def test_an_exception_has_its_traceback_and_names_the_example(num_workers: int) -> None:
-    loader = EchoLoader(Broken(20, 7), 4, order="stored", num_workers=num_workers)
+    loader = EchoLoader(Broken(20, 7), 4, order="sequential", num_workers=num_workers)
     iterator = iter(loader)
     assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="cannot decode 7") as caught:
@@ -134,7 +134,7 @@ def test_an_interrupted_pause_does_not_stop_the_workers(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     source = Halting(1000, 20)
-    with EchoLoader(source, 4, order="stored", num_workers=1, prefetch=8) as loader:
+    with EchoLoader(source, 4, order="sequential", num_workers=1, prefetch=8) as loader:
         iterator = iter(loader)
         next(iterator)
         assert source.reading.wait(120)
