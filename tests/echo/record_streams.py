@@ -283,7 +283,7 @@ def in_two_parts(draw: random.Random) -> Setting:
 def places(draw: random.Random) -> Setting:
     length, form = draw.choice([25, 60]), draw.choice([*OF_ARRAYS, "named tuple"])
     given = {**echo(draw, after=False), **common(draw), "decode": Decode(form)}
-    given |= {"place": draw.choice(["decoded", "encoded", "encoded", "auto"])}
+    given |= {"buffer_format": draw.choice(["decoded", "encoded", "encoded", "auto"])}
     given["augment"] = draw.choice([None, draws, draws_globally])
     kind = draw.choice([Rows, Fetched, Stream])
     if kind is Stream and given["world_size"] > 1:

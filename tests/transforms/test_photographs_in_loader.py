@@ -89,7 +89,7 @@ def test_damaged_images_are_skipped_within_the_budget_and_named() -> None:
 def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> None:
     jpegs = Jpegs(6, damaged=(4,))
     given: Any = jpegs if source == "map" else lambda: iter([jpegs[row] for row in range(6)])
-    settings = {"decode": DecodeImage(), "augment": RandomResizedCrop(16), "place": "encoded"}
+    settings = {"decode": DecodeImage(), "augment": RandomResizedCrop(16), "buffer_format": "encoded"}
     with (
         EchoLoader(given, 3, order="sequential", **settings) as loader,
         pytest.raises(ValueError, match="truncated") as raised,
@@ -108,7 +108,7 @@ def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> 
     ],
 )
 def test_settings_that_exclude_encoded_buffers_are_refused(arguments: dict[str, Any], message: str) -> None:
-    given = {"batch_size": 2, "place": "encoded", "decode": DecodeImage(), **arguments}
+    given = {"batch_size": 2, "buffer_format": "encoded", "decode": DecodeImage(), **arguments}
     with pytest.raises(ValueError, match=message):
         EchoLoader(Jpegs(3), **given)
 
