@@ -110,8 +110,6 @@ def test_names_are_folders_and_differ(arms_of: BuildArms) -> None:
     assert [arm.name for arm in arms_of("data.path=/a/b,'c,d'")] == ["path--a-b", "path--c-d"]
     with pytest.raises(ConfigError, match="path--a-b: 2 arms have this name"):
         arms_of("data.path=/a/b,/a-b")
-    with pytest.raises(ConfigError, match="not a folder name"):
-        arms_of("+search.arms={--: ['echo=none']}")
 
 
 def test_typed_axes_replace_the_tasks_and_typed_values_fix_theirs(arms_of: BuildArms) -> None:

@@ -1,7 +1,6 @@
 """Sweeps on Slurm: what a job does, and what is asked of Slurm, told by stand-ins for its commands."""
 
 import functools
-import io
 import json
 import os
 import re
@@ -11,8 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hydra.core.config_store import ConfigStore
-from rich.console import Console
 
 from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError
@@ -154,7 +151,7 @@ def _watched(state: SweepState, monkeypatch: pytest.MonkeyPatch, *answers: int |
     live_jobs = Mock(side_effect=[*answers, *answers[-1:] * 1000])
     monkeypatch.setattr(launch, "live_jobs", live_jobs)
     monkeypatch.setattr(launch, "POLL_S", 0.0)
-    launch.watch(state.folder, Progress(state, Console(file=io.StringIO())))
+    launch.watch(state.folder, Progress(state))
     return live_jobs.call_count
 
 
@@ -190,17 +187,7 @@ def test_what_jobs_leave_undone_is_told(
     assert exit_code.value.code == 1
     assert len(_given(stand_in)) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "incomplete: 1 of 1 trials have not ended; run the same -m command to continue" in shown
-
-
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(
-    "settings",
-    ["trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0", "nodes=0", "tasks_per_node=0"],
-)
-def test_bad_settings_are_refused_by_name(submit: Command, settings: str) -> None:
-    with pytest.raises(ConfigError, match=f"hydra.launcher.{settings.partition('=')[0]}"):
-        submit("search.trials=1", f"hydra.launcher.{settings}")
+    assert "incomplete: 1 trial left; run the same -m command to continue" in shown
 
 
 def test_what_sbatch_says_reaches_the_user_and_that_there_is_no_slurm(
@@ -214,9 +201,6 @@ def test_what_sbatch_says_reaches_the_user_and_that_there_is_no_slurm(
         submit("search.trials=1")
 
 
-def test_other_sweepers_and_other_launchers_are_refused(run_sweep: Command) -> None:
+def test_other_sweepers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"needs hydra/sweeper=quasirandom"):
         SlurmLauncher().launch([], 0)
-    ConfigStore.instance().store(group="hydra/launcher", name="other", node={"_target_": "nothing"})
-    with pytest.raises(ConfigError, match=r"hydra/launcher=other: .* basic or slurm"):
-        run_sweep("hydra/launcher=other")

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
-from adaecho.search.state import Pruner, Search, SweepState
+from adaecho.search.state import Search, SweepState, cannot_win
 
 
 def _search(design: Design, *statuses: str | None, max_diverged: int = 6) -> Search:
@@ -79,7 +80,7 @@ def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_se
     for (arm, repeat), search in state.searches.items():
         assert search.trials == 3
         for index, status in enumerate(statuses):
-            folder = state.trial_folder(TrialId(arm, repeat, index))
+            folder = tmp_path / str(TrialId(arm, repeat, index))
             folder.mkdir(parents=True)
             write_json(folder / "summary.json", {"status": status, "to_target": {"fresh_examples": 1}})
     state.refresh()
@@ -96,7 +97,7 @@ def _write_summary(folder: Path, index: int, status: str, fresh_examples: int | 
 def test_a_trial_is_pruned_beyond_the_best_complete_one_of_its_search(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "notes").mkdir()
-    prune = Pruner(tmp_path / "0")
+    prune = partial(cannot_win, tmp_path / "0")
     assert not prune(10**9)
     _write_summary(tmp_path, 1, "diverged", None)
     _write_summary(tmp_path, 2, "running", None)
