@@ -105,8 +105,9 @@ class Worker:
         if run is None:
             import torch
 
-            from adaecho.training.trial import run_trial as run
+            from adaecho.training.trial import run_trial
 
+            run = run_trial
             if ranks is None and torch.cuda.is_available():
                 torch.cuda.set_device(number % torch.cuda.device_count())
         gc.freeze()  # so that gc.collect() does not scan the objects of imported modules before each trial

@@ -1,7 +1,6 @@
-"""Language models on text: loss per token, evaluation, entropies for comparison, and a sample."""
+"""Language models on text: loss per token, evaluation, and entropies for comparison."""
 
 import hashlib
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,13 +16,11 @@ from torch.nn import functional
 from adaecho.config.schema import Config
 from adaecho.datasets.documents import Documents, find_documents
 from adaecho.datasets.split import refuse_number
-from adaecho.datasets.tokens import END, PAD, Packing, TokenStream, cache_key, cached_tokenizer, tokenized
+from adaecho.datasets.tokens import PAD, Packing, TokenStream, cache_key, cached_tokenizer, tokenized
 from adaecho.errors import DataError
 from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.base import TOKENIZER, Batch, LossAndWeight, Metrics, Split, Task
 from adaecho.tasks.options import CommonCrawlOptions, TextOptions
-
-_SAMPLE_TOKENS = 48
 
 
 def build(config: Config, options: TextOptions) -> Task:
@@ -46,7 +43,7 @@ def build(config: Config, options: TextOptions) -> Task:
         data = _streamed(config, options, documents)
     else:
         data = _cached(config, options, documents)
-    tokenizer, validation, facts = data.pop("tokenizer"), data.pop("validation"), data.pop("facts")
+    validation, facts = data.pop("validation"), data.pop("facts")
     return Task(
         name=options.name,
         metrics={"cross_entropy": "min"},
@@ -57,7 +54,6 @@ def build(config: Config, options: TextOptions) -> Task:
         fingerprint={TOKENIZER: facts[TOKENIZER]},
         files=documents.files,
         facts={**facts, **entropies(np.stack(list(validation())))},
-        at_end=_sampler(tokenizer, options.block_size, config.seed),
         **data,
     )
 
@@ -70,7 +66,6 @@ def _cached(config: Config, options: TextOptions, documents: Documents) -> dict[
     return {
         "source": {"tokens": found.train},
         "validation": lambda: validation,
-        "tokenizer": found.tokenizer,
         "skipped_examples": skipped["bad"] + skipped["empty"] + skipped["too_short"],
         "facts": {
             TOKENIZER: found.meta["tokenizer sha256"],
@@ -99,7 +94,6 @@ def _streamed(config: Config, options: CommonCrawlOptions, documents: Documents)
     return {
         "source": TokenStream(documents, "train", *settings),
         "validation": validation,
-        "tokenizer": tokenizer,
         "facts": {
             TOKENIZER: hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
             "files": {split: len(shards) for split, shards in documents.splits.items()},
@@ -170,18 +164,3 @@ def _entropy(values: NDArray[np.int64]) -> float:
     counts = np.unique(values, return_counts=True)[1]
     shares = counts / counts.sum()
     return float(-(shares * np.log(shares)).sum())
-
-
-def _sampler(tokenizer: Any, block: int, seed: int) -> Callable[[nn.Module, torch.device], dict[str, Any]]:
-    """``Task.at_end``: a text sampled from the model."""
-
-    def sample(model: nn.Module, device: torch.device) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(seed)
-        tokens = [END]
-        for _ in range(_SAMPLE_TOKENS):
-            logits = model(torch.tensor([tokens[-block:]], device=device))[0, -1].float().cpu()
-            logits[PAD] = -math.inf
-            tokens.append(int(torch.multinomial(logits.softmax(0), 1, generator=generator)))
-        return {"sample": tokenizer.decode(tokens[1:])}
-
-    return sample

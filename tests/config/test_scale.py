@@ -10,7 +10,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pyarrow import parquet
 
 from adaecho.config import size_defaults
-from adaecho.config.size_defaults import Size, _split
+from adaecho.config.size_defaults import _split
+from adaecho.config.tasks import Size
 from adaecho.errors import ConfigError, DataError
 from adaecho.run import explain
 from adaecho.tasks import build_task

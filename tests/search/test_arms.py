@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from adaecho.config import size_defaults
-from adaecho.config.size_defaults import Size
+from adaecho.config.tasks import Size
 from adaecho.errors import ConfigError
 from adaecho.run import CONF
 from adaecho.search.arms import parse_overrides
