@@ -85,7 +85,7 @@ def test_an_ordinary_mistake_gets_one_message(digits: Path, tmp_path: Path, refu
     out = tmp_path / "a folder.png"
     out.mkdir()
     said = refused(show.main, digits, "--out", out)
-    assert f"error: {out}: Is a directory; make it writable" in said
+    assert f"error: {out}: Is a directory; free space, make it writable" in said
     assert "no config.yaml" in refused(show.main, tmp_path / "absent")
     without = shutil.copytree(digits, tmp_path / "run")
     for file in [without / "checkpoint" / "last.pt", *(without / "model").iterdir()]:

@@ -23,7 +23,7 @@ def folder_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "free space or make the folder writable, and repeat the command"
+        remedy = "free space, make it writable, or choose another folder; then repeat the command"
         raise FolderError(f"{path}: {error.strerror or error}; {remedy}") from error
 
 
