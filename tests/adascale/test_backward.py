@@ -213,6 +213,21 @@ def test_compiled_model():
     assert gains == pytest.approx(train(expected, accumulating(expected), batches(3, 2)))
 
 
+def test_gradients_count_before_a_post_accumulate_hook_changes_them():
+    model, expected = mlp(), mlp()
+
+    def clear(parameter):
+        parameter.grad.zero_()
+
+    model[0].weight.register_post_accumulate_grad_hook(clear)
+    sums = []
+    for one in (model, expected):
+        optimizer = accumulating(one)
+        backward(one, next(batches(1, 2)))
+        sums.append(optimizer._statistics._readings[0])
+    assert_identical(*sums)
+
+
 def readings(model, hooks=None):
     optimizer = accumulating(model)
     for parameter in model.parameters() if hooks else ():

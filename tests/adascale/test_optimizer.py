@@ -82,16 +82,6 @@ def test_equals_the_slow_version(count, momentum, num_groups, given):
     torch.testing.assert_close(weights(model), weights(twin), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_squares_of_half_precision_gradients_do_not_underflow(dtype):
-    parameter, size = nn.Parameter(torch.zeros(4096, dtype=dtype)), 2.0**-15
-    sgd = torch.optim.SGD([parameter], lr=0.0)
-    optimizer = AdaScale(sgd, smoothing=0.0, num_gradients_to_accumulate=2)
-    for _ in range(2):
-        (parameter.float() * size / 2).sum().backward()
-    assert optimizer.grad_sqr_avg() == pytest.approx(4096 * size**2, rel=1e-3)
-
-
 def test_unhook_is_final_and_a_step_without_hooks_is_refused():
     model = mlp()
     optimizer = accumulating(model)

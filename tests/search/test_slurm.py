@@ -1,7 +1,6 @@
 """Sweeps on Slurm: what a job does, and what is asked of Slurm, told by stand-ins for its commands."""
 
 import functools
-import json
 import os
 import re
 from dataclasses import replace
@@ -11,11 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError
 from adaecho.records.folder import RunFolder
 from adaecho.search import launch, sweeper
-from adaecho.search.design import Design, TrialId, read_design, record_design
+from adaecho.search.design import Design, TrialId, record_design
 from adaecho.search.launch import WorkerError
 from adaecho.search.report import Progress
 from adaecho.search.state import SweepState
@@ -45,17 +43,6 @@ def _statuses(design: Design, folder: Path) -> dict[int, str]:
 
 
 # What a job does, without Slurm.
-
-
-def test_a_worker_refuses_a_trial_whose_config_has_changed(recorded: Design, tmp_path: Path) -> None:
-    trial = TrialId(recorded.arms[0].name, 0, 1)
-    folder = tmp_path / str(trial)
-    run = RunFolder(folder)
-    with run.lock():
-        run.start(recorded.trial(trial)[0])
-    config = folder / "config.yaml"
-    config.write_text(config.read_text().replace("batch_size: 32", "batch_size: 64"))
-    assert "batch_size: 64 in the folder, 32 now" in (_worker(tmp_path)() or "")
 
 
 def test_a_worker_leaves_a_trial_alone_that_another_one_is_at(
@@ -133,17 +120,6 @@ def test_what_is_asked_for_is_passed_on(stand_in: Path, submit: Command) -> None
     assert "\nmodule load cuda\n" in text
     assert re.search(r"^srun .*--kill-on-bad-exit=0 --wait=60 --cpus-per-task=3 ", text, flags=re.MULTILINE)
     assert "--array=0-1%" in text
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_what_a_worker_runs_is_recorded_at_submission(submit: Command) -> None:
-    """Nothing that is edited later reaches a queued job."""
-    folder = submit("search.trials=2", "tracking=none", "checkpoint_every_s=7")
-    design = read_design(folder)
-    config = from_plain(design.trial(TrialId("none", 0, 1))[0])
-    assert config.checkpoint_every_s == 7
-    plain = json.loads((folder / "design.json").read_text())
-    assert config.optimizer.learning_rate == plain["arms"]["none"]["points"][0][1][0]
 
 
 def _watched(state: SweepState, monkeypatch: pytest.MonkeyPatch, *answers: int | WorkerError) -> int:

@@ -1,6 +1,5 @@
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -37,22 +36,6 @@ def test_which_trials_of_a_search_are_missing_and_counted(
     assert list(search.missing()) == missing
     assert search.counted() == (counted or set())
     assert len(search.wanted()) == 3 + min(statuses.count("diverged"), max_diverged)
-
-
-def test_the_points_of_a_search_do_not_depend_on_the_order_in_which_trials_end(design: Design) -> None:
-    for order in permutations(range(3)):
-        search = _search(design)
-
-        def end(index: int, search: Search = search) -> None:
-            search.summaries[index] = {"status": "diverged" if index in (0, 3) else "reached"}
-
-        for place in order:
-            while (left := list(search.missing())) and place < len(left):
-                end(left[place])
-        while left := list(search.missing()):
-            end(left[-1])
-        assert sorted(search.summaries) == [0, 1, 2, 3, 4]
-        assert search.counted() == {1, 2, 4}
 
 
 def test_without_axes_there_is_one_trial_per_search(design: Design, tmp_path: Path) -> None:

@@ -107,9 +107,7 @@ def test_a_sweep_can_grow(run_sweep: Command, finished: Path) -> None:
         ("optimizer.learning_rate=interval(0.1,0.2)",
          "axes.optimizer.learning_rate.low: 0.01 in the folder, 0.1"),
         ("target.value=0.9", "none.config.target.value: 0.97 in the folder, 0.9 now"),
-        ("max_fresh_examples=500", "in the folder, 500 now"),
         ("echo=batch", "arms: ['none'] in the folder, ['batch_e2'] now"),
-        ("search.prune=true", "search.prune: False in the folder, True now"),
     ],
 )  # fmt: skip
 def test_another_design_in_the_folder_is_refused_with_a_diff(

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adaecho.config.schema import from_plain, to_plain
 from adaecho.config.tasks import find_task, options_class
 from adaecho.errors import ConfigError
-from adaecho.search.arms import parse_axis
 from adaecho.tasks import build_task
 from tests.conftest import Command, Compose
 from tests.forks import typed
@@ -119,14 +117,3 @@ def test_a_mistake_in_it_is_one_line(project: Path, command: Command, mistake: s
     (project / "tumours.py").write_text(task.replace(right, wrong))
     code, _, error = command("adaecho.run", "--config-dir", "conf", "task=tumours", *SMALL)
     assert (code, told in error, "Traceback" in error) == (2, True, False), error
-
-
-@pytest.mark.usefixtures("project")
-def test_its_options_have_types_for_a_search(compose_config: Compose) -> None:
-    import tumours  # type: ignore[import-not-found]
-
-    plain = {**to_plain(compose_config("task=digits")), "task": {"name": "tumours", "hidden": 8}}
-    config = from_plain(plain)
-    assert isinstance(config.task, tumours.Options)
-    assert (config.task.hidden, config.task.noise) == (8, 0.0)
-    assert parse_axis("task.hidden", "interval(4, 64)", options=tumours.Options).integer
