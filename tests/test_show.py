@@ -1,20 +1,16 @@
 """python -m adaecho.show draws predictions of a run."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from adaecho import evaluate, show
+from adaecho import show
 from adaecho.datasets.split import train_validation_split
-from adaecho.errors import UserError
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
@@ -91,31 +87,3 @@ def test_an_ordinary_mistake_gets_one_message(digits: Path, tmp_path: Path, refu
     for file in [without / "checkpoint" / "last.pt", *(without / "model").iterdir()]:
         file.unlink()
     assert "neither weights nor a checkpoint" in refused(show.main, without)
-
-
-def test_a_finished_run_shows_its_final_weights(
-    compose_config: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_picture = []
-    monkeypatch.setattr(evaluate, "build_task", lambda config: replace(build_task(config), pictures=picture))
-
-    def picture(model: nn.Module, *_: object) -> list[Any]:
-        of_picture.append({name: value.clone() for name, value in model.state_dict().items()})
-        return []
-
-    summary = run_trial(
-        compose_config(
-            "task=digits",
-            "max_steps=3",
-            "target.value=0.01",
-            "evaluate.every_fresh_examples=64",
-            "echo.shuffle_buffer=1",
-            "checkpoint_every_s=0.001",
-        ),
-        tmp_path / "run",
-    )
-    assert summary["status"] == "reached"
-    with pytest.raises(UserError, match="makes no mistake"):
-        show.show(tmp_path / "run")
-    final = load_file(tmp_path / "run" / "model" / "final.safetensors")
-    assert all(torch.equal(of_picture[0][name], value) for name, value in final.items())

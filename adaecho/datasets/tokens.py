@@ -47,12 +47,10 @@ class Tokens:
     """Contents of the cache.
 
     Attributes:
-        tokenizer: of the ``tokenizers`` library.
         train, validation: unsigned [n, block + 1], memory-mapped.
         meta: counts, and the sha256 of the tokenizer.
     """
 
-    tokenizer: Any
     train: NDArray[Any]
     validation: NDArray[Any]
     meta: dict[str, Any]
@@ -87,7 +85,7 @@ def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Token
             _make(new, documents, packing, data)
     meta = json.loads((folder / "meta.json").read_text())
     train, validation = (_examples(folder / f"{split}.bin", packing) for split in ("train", "validation"))
-    return Tokens(_load_tokenizer(folder / "tokenizer.json"), train, validation, meta)
+    return Tokens(train, validation, meta)
 
 
 def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
@@ -263,7 +261,6 @@ class TokenStream:
     Args:
         documents: text by split.
         split: the split to read.
-        tokenizer: of the ``tokenizers`` library.
         block: predictions of an example.
         max_bad_examples: unreadable documents to skip in each pass.
     """

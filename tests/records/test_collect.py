@@ -12,7 +12,7 @@ from adaecho.errors import FolderError
 from adaecho.records.collect import best_curves, collect_sweep, main, trial_row, write_tables
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import ends, outcome
-from adaecho.records.trials import read_rows, rows_of, table_text
+from adaecho.records.trials import read_rows, table_text
 
 
 def make_run(path, *, variant="none", factor=1, cost=320, status="reached", **more):
@@ -48,7 +48,7 @@ def make_sweep(sweep, *runs, **more):
 
 
 def tables(folder):
-    return {path.stem: rows_of(json.loads(path.read_text())) for path in folder.iterdir()}
+    return {path.stem: read_rows(path) for path in folder.iterdir()}
 
 
 def test_a_row_holds_what_outcome_needs(tmp_path):
