@@ -15,6 +15,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
+from tests.needs import first_form
 
 SHORT = ("max_steps=2", "target.value=null", "echo.shuffle_buffer=1")
 SCENES = (
@@ -30,7 +31,7 @@ def digits(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
-@pytest.mark.parametrize("what", ["boxes", "mistakes"])
+@pytest.mark.parametrize("what", first_form("mistakes", also=["boxes"]))
 def test_it_writes_a_picture_of_a_run(
     compose_config: Compose, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:

@@ -122,7 +122,8 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
         checked = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), plain))
     except OmegaConfBaseException as error:
         reason = str(error.__cause__ or error).splitlines()[0]
-        raise ConfigError(f"task.{error.full_key or '*'}: {reason}") from error
+        known = ", ".join(field.name for field in fields(options))
+        raise ConfigError(f"task.{error.full_key or '*'}: {reason}; options of {name}: {known}") from error
     assert isinstance(checked, TaskConfig)
     return checked
 
