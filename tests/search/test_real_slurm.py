@@ -31,7 +31,7 @@ TIMEOUT_S = 900  # a sweep on a machine that may be busy
 
 
 def _nodes() -> list[str]:
-    """Of the Slurm that is here."""
+    """Nodes of the installed Slurm."""
     if shutil.which("sinfo") is None:
         return []
     return _output("sinfo", "--noheader", "--Node", "--format=%N").split()
@@ -67,7 +67,7 @@ Begin = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """``begin(sweep, gate)`` starts a sweep in ``./sweep``; nothing of it outlasts the test."""
+    """``begin(sweep, gate)`` starts a sweep in ``./sweep``; the end of the test stops it and its jobs."""
     launchers = []
 
     def start(sweep: tuple[str, ...] = SWEEP, gate: Path | None = None) -> subprocess.Popen[bytes]:
@@ -82,14 +82,14 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 def _cancel_jobs(folder: Path) -> None:
-    """Those of one sweep: other tests may use the same Slurm."""
+    """Cancel the jobs of one sweep; other tests may use the same Slurm."""
     subprocess.run(["scancel", f"--name={job_name(folder)}", "--quiet"], check=False)
 
 
 def _command(
     folder: Path, sweep: tuple[str, ...] = SWEEP, gate: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """A sweep; with a gate its trials can't end until that file is there."""
+    """Start a sweep. With a gate, its trials wait for that file before they end."""
     command = [sys.executable, "-m", "adaecho.run", "-m", *sweep, f"hydra.sweep.dir={folder}"]
     environment = os.environ if gate is None else {**os.environ, paced.GATE: str(gate)}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
@@ -114,7 +114,7 @@ def _wait_until(what: Callable[[], Any], folder: Path, timeout_s: float = 300.0)
 
 
 def _without_clocks(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without clocks, and without what tells that a run was resumed: its buffer was read again."""
+    """A record without timers and ``reread_examples``, which depend on resumes."""
     return {
         key: _without_clocks(value) if isinstance(value, dict) else value
         for key, value in record.items()
@@ -123,7 +123,7 @@ def _without_clocks(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcomes(folder: Path) -> dict[str, Any]:
-    """All that a sweep computed, clocks aside."""
+    """Summaries and metrics of a sweep without timers."""
     found = {}
     for path in sorted(folder.glob("*/*/*/summary.json")):
         lines = (path.parent / "metrics.jsonl").read_text().splitlines()
@@ -196,7 +196,7 @@ def test_a_disturbed_sweep_computes_the_same(
 
 
 def _submitted(folder: Path) -> list[Path]:
-    """The work of each job that was submitted; submitit keeps it."""
+    """submitit's files of the submitted jobs."""
     return list((folder / "slurm").glob("*_submitted.pkl"))
 
 
@@ -217,17 +217,16 @@ def _jobs_at_work(folder: Path) -> Iterator[str]:
 def _start_again(job: str, folder: Path) -> None:
     """Start a requeued job, which Slurm would hold back for two minutes.
 
-    It has a reason: it revokes a job's credentials up to the second of the requeue, and whatever starts
-    within that second is killed as not startable.
+    Slurm revokes the job's credentials within the second of the requeue and kills a job that starts earlier.
     """
     _wait_until(lambda: _restarts(job) > 0 and _state_of(job).strip() in ("PENDING", "RUNNING"), folder)
     time.sleep(3)
-    # In vain where the two minutes were over before this was asked.
+    # It fails if Slurm has started the job already.
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
 
 
 def _time_is_up(folder: Path) -> str:
-    """A job at work is told so, and has asked to be requeued."""
+    """Send the time-out signal to a running job; returns the job after it was requeued."""
     job = _wait_until(lambda: _at_work(folder), folder)
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
     _wait_until(lambda: _restarts(job), folder)

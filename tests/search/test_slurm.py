@@ -1,4 +1,4 @@
-"""Sweeps on Slurm: what a job does, and what is asked of Slurm, told by stand-ins for its commands."""
+"""Sweeps on Slurm with fake sbatch and squeue: the work of a job, and the submitted parameters."""
 
 import functools
 import os
@@ -42,10 +42,7 @@ def _statuses(design: Design, folder: Path) -> dict[int, str]:
     return {index: summary["status"] for index, summary in sorted(search.summaries.items())}
 
 
-# What a job does, without Slurm.
-
-
-def test_a_worker_leaves_a_trial_alone_that_another_one_is_at(
+def test_a_worker_skips_a_trial_that_another_worker_runs(
     recorded: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("adaecho.search.worker._PATIENCE_S", 0.05)
@@ -57,12 +54,12 @@ def test_a_worker_leaves_a_trial_alone_that_another_one_is_at(
     assert 0 in _statuses(recorded, tmp_path)
 
 
-# What is asked of Slurm, told by stand-ins for its commands.
+# Submission, with fake commands.
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of commands ahead of the real ones; what sbatch was given is kept in it."""
+    """A folder with fake Slurm commands, first in PATH; sbatch stores its scripts there."""
     folder = tmp_path / "bin"
     folder.mkdir()
     commands = {
@@ -79,7 +76,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def submit(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs a sweep on Slurm without waiting for it; trials are stubs."""
+    """Submit a sweep of stub trials without waiting."""
     monkeypatch.setattr(sweeper, "Worker", functools.partial(Worker, runner=run_trial))
     return functools.partial(run_sweep, *ON_SLURM, "hydra.launcher.wait=false")
 
@@ -88,14 +85,14 @@ def _given(folder: Path) -> list[str]:
     return [path.read_text() for path in sorted(folder.glob("given-*.sh"))]
 
 
-def test_workers_pack_trials_and_are_no_more_than_asked_for(stand_in: Path, submit: Command) -> None:
+def test_number_of_jobs(stand_in: Path, submit: Command) -> None:
     submit("echo=none,batch", "search.trials=10", "hydra.launcher.trials_per_job=2")
     submit("search.trials=9", "hydra.launcher.array_parallelism=2", "restart=true")
     arrays = re.findall(r"--array=0-(\d+)%(\d+)", "\n".join(_given(stand_in)))
     assert arrays == [("9", "10"), ("1", "2")]
 
 
-def test_the_defaults_ask_for_nothing_that_a_cluster_may_lack(stand_in: Path, submit: Command) -> None:
+def test_the_defaults_work_on_any_cluster(stand_in: Path, submit: Command) -> None:
     submit("search.trials=1")
     (text,) = _given(stand_in)
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, flags=re.MULTILINE))
@@ -106,7 +103,7 @@ def test_the_defaults_ask_for_nothing_that_a_cluster_may_lack(stand_in: Path, su
     assert "requeue" in asked
 
 
-def test_what_is_asked_for_is_passed_on(stand_in: Path, submit: Command) -> None:
+def test_settings_reach_sbatch(stand_in: Path, submit: Command) -> None:
     keys = ("partition=gpu", "nodes=2", "tasks_per_node=4", "cpus_per_task=3", "gpus_per_node=4")
     submit(
         "search.trials=2", *(f"hydra.launcher.{key}" for key in keys),
@@ -142,7 +139,7 @@ def test_a_watch_continues_when_squeue_fails(
     assert _watched(state, monkeypatch, 1, silence, silence, 1, 0) == 5
 
 
-def test_what_is_queued_is_not_submitted_again(stand_in: Path, submit: Command) -> None:
+def test_queued_jobs_are_not_submitted_again(stand_in: Path, submit: Command) -> None:
     submit("search.trials=3")
     (stand_in / "queued").write_text("1_0\n1_1")
     submit("search.trials=3")
@@ -154,7 +151,7 @@ def test_what_is_queued_is_not_submitted_again(stand_in: Path, submit: Command) 
     assert len(_given(stand_in)) == 2
 
 
-def test_what_jobs_leave_undone_is_told(
+def test_trials_that_jobs_left_are_reported(
     stand_in: Path, run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch, "POLL_S", 0.01)
@@ -166,7 +163,7 @@ def test_what_jobs_leave_undone_is_told(
     assert "incomplete: 1 trial left; run the same -m command to continue" in shown
 
 
-def test_what_sbatch_says_reaches_the_user_and_that_there_is_no_slurm(
+def test_errors_of_sbatch_and_a_missing_slurm_are_shown(
     stand_in: Path, submit: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (stand_in / "sbatch").write_text("#!/bin/sh\necho 'invalid account' >&2\nexit 1\n")

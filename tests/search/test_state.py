@@ -10,7 +10,7 @@ from adaecho.search.state import Search, SweepState, cannot_win
 
 
 def _search(design: Design, *statuses: str | None, max_diverged: int = 6) -> Search:
-    """A search for three trials, of which those of the first indices ended so."""
+    """A search of three trials with these statuses."""
     ended = {index: {"status": status} for index, status in enumerate(statuses) if status}
     return Search(design.arms[0], 0, 3, max_diverged, ended)
 
@@ -54,10 +54,8 @@ def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design,
     assert len(missing) == len(set(missing)) == 12
 
 
-def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_seen(
-    design: Design, tmp_path: Path
-) -> None:
-    """The last look at a sweep, after its workers have ended, is the one that its outcome is made of."""
+def test_one_refresh_finds_diverged_trials_and_their_replacements(design: Design, tmp_path: Path) -> None:
+    """The outcome uses a single refresh after the workers have ended."""
     state = SweepState(design, tmp_path)
     statuses = ["reached", "diverged", "reached", "diverged", "reached"]
     for (arm, repeat), search in state.searches.items():
