@@ -87,7 +87,10 @@ def test_every_command_of_the_page_runs(project: Path, command: Command, line: s
     [
         ("task.hidden=many", "task.hidden"),
         ("task.hidden=0", "task.hidden=0: must be at least 1"),
-        ("+task.depth=1", "task.depth: unknown option of task tumours; it has: hidden, noise"),
+        (
+            "+task.depth=1",
+            "task.depth: Key 'depth' not in 'Options'; options of tumours: name, hidden, noise",
+        ),
     ],
 )
 @pytest.mark.usefixtures("project")
@@ -105,7 +108,7 @@ MISTAKES = {
     "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned 0.5, expected"),
     "nothing to train": ("nn.Sequential(\n", "nn.Identity(\n", "model has nothing to train"),
     "no task": ("return Task(", "Task(", "build returned a NoneType, expected a Task"),
-    "no dataclass": ("@dataclass\n", "", "unknown option of task tumours"),
+    "no dataclass": ("@dataclass\n", "", "options of tumours: name"),
 }
 
 

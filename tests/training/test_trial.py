@@ -105,21 +105,6 @@ def test_a_budget_ends_the_run_and_is_never_exceeded(compose_config: Compose) ->
     assert time["train_time_s"] >= 0.05
 
 
-def test_a_spent_budget_leaves_the_metrics_of_its_end(compose_config: Compose) -> None:
-    summary = run_trial(
-        compose_config("task=digits_mlp", "target.value=null", "max_steps=1", "precision=float32"), FOLDER
-    )
-    (line,) = metrics(FOLDER)
-    assert summary["best"]["value"] == line["accuracy"], "though no evaluation was due yet"
-    assert summary["final"] == {name: line[name] for name in ("accuracy", "cross_entropy")}
-    task = build_task(compose_config("task=digits_mlp"))
-    model = task.build_model()
-    model.load_state_dict(torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)["model"])
-    with torch.inference_mode():
-        at_the_end = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))
-    assert summary["final"] == pytest.approx(at_the_end)
-
-
 def test_a_finished_run_is_not_run_again(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     def files() -> dict[Path, tuple[int, bytes]]:
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")}
