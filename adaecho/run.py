@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema, size_defaults
 from adaecho.config.identity import flat
-from adaecho.config.launch_env import importing, launched_rank, launched_ranks
+from adaecho.config.launch_env import launched_rank, launched_ranks
 from adaecho.errors import ConfigError, UserError, fail, print_line, report_errors
 from adaecho.records.trials import Status
 from adaecho.records.wandb_mirror import exported
@@ -49,12 +49,12 @@ def _run(composed: DictConfig) -> None:
     config = schema.from_plain(schema.to_plain(composed))
     _check_mode(config, hydra_config.mode)
     if launched_rank() == 0 and hydra_config.runtime.choices.get("scale"):
-        print_line(size_defaults.describe(composed, schema.to_plain(config)))
-    with importing():
-        from adaecho.ranks import distributed_context
-        from adaecho.training.device import choose_device
-        from adaecho.training.progress import ProgressLog
-        from adaecho.training.trial import run_trial
+        print_line(size_defaults.describe(schema.to_plain(config)))
+    from adaecho.ranks import distributed_context
+    from adaecho.training.device import choose_device
+    from adaecho.training.progress import ProgressLog
+    from adaecho.training.trial import run_trial
+
     with ExitStack() as mirror, distributed_context(choose_device(config), config.rank_timeout_s) as ranks:
         if ranks.is_first:
             of_ranks = "" if ranks.is_alone else f", {ranks.world_size} ranks"

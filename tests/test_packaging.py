@@ -70,12 +70,6 @@ def test_the_wheel_runs_the_quickstart_and_draws_it(bin_folder: Path, tmp_path: 
     assert (folder / "fig3.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_wheel_measures_headroom(bin_folder: Path, tmp_path: Path) -> None:
-    options = ["task=digits", "step_s=0.001", "device=cpu"]
-    code = f"from adaecho.headroom.__main__ import main; main({options}, budget_s=0.5)"
-    assert "R = " in run(bin_folder / "python", "-c", code, folder=tmp_path)
-
-
 _DROP_INS = """
 import importlib.util
 import sys

@@ -11,6 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from adaecho.config import schema, size_defaults
+from adaecho.config.tasks import Size
 from adaecho.run import CONF
 from scripts import api_page, config_page
 from tests.programs import DOCS, PYTHON, README, ROOT, imported
@@ -25,9 +26,7 @@ def test_python_blocks_run(place: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        size_defaults, "_size_at", lambda *_: size_defaults.Size(714, 714, has_validation=False)
-    )
+    monkeypatch.setattr(size_defaults, "_size_at", lambda *_: Size(714, 714, has_validation=False))
     overrides = [word for word in shlex.split(command, comments=True) if "=" in word]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         # Hydra's own config holds hydra/launcher= and hydra/sweeper=.

@@ -35,7 +35,7 @@ def test_a_run_prints_its_folder_and_its_outcome(command: Command) -> None:
 
 def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command) -> None:
     same = ("max_steps=2", "tracking=none")
-    for overrides in ((), ("data.num_workers=1",), ("max_train_time_s=100",), ("data.prefetch=4",)):
+    for overrides in ((), ("data.num_workers=1", "max_train_time_s=100", "data.prefetch=4")):
         assert command(*same, *overrides)[0] == 0
     assert len(list(Path("runs/digits").iterdir())) == 1
     assert command(*same, "seed=1")[0] == 0
@@ -48,19 +48,13 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("echo.facto=2",), ("echo.facto", "Did you mean echo.factor")),
         (("data.path=B\u00fccher",), ("data.path=B\u00fccher",)),
         (("task=digit",), ("task/digit", "digits")),
-        (("grup=x",), ("grup",)),
         (("seed=abc",), ("seed", "abc", "Integer")),
-        (("batch_size=1.5",), ("batch_size", "1.5")),
         (("echo.factor=0.5", "echo=batch"), ("echo.factor=0.5", "at least 1")),
-        (("echo.factor=much", "echo=batch"), ("echo.factor", "much", "at least 1")),
         (("echo.factor=2",), ("echo.factor=2", "echo=none")),
-        (("echo.factor=auto",), ("echo.factor=auto", "echo=none")),
         (("target.metric=map",), ("target.metric", "map", "accuracy")),
         (("schedule.shape=linear_decay",), ("schedule.decay_steps", "linear_decay")),
         (("max_steps=0",), ("max_steps=0", "greater than 0")),
         (("+max_setps=5",), ("max_setps", "unknown key")),
-        (("max_loss=nan",), ("max_loss=nan",)),
-        (("+foo=1",), ("foo: unknown key",)),
         (("~task",), ("task.name",)),
         (("~echo.factor",), ("does not support deletion",)),
         (("hydra.run.dir=/proc/adaecho/run",), ("/proc/adaecho",)),
@@ -79,7 +73,6 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("batch_size=???",), ("batch_size",)),
         (("target.value=97",), ("target.value=97", "fraction", "0.97")),
         (("callbacks=my_module",), ("callbacks",)),
-        (("optimizer=3",), ("optimizer=3",)),
         (("experiment=quickstart",), ("search.arms", "needs -m")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

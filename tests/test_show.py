@@ -1,24 +1,21 @@
 """python -m adaecho.show draws predictions of a run."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from adaecho import evaluate, show
+from adaecho import show
 from adaecho.datasets.split import train_validation_split
-from adaecho.errors import UserError
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
+from tests.needs import first_form
 
 SHORT = ("max_steps=2", "target.value=null", "echo.shuffle_buffer=1")
 SCENES = (
@@ -34,7 +31,7 @@ def digits(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
-@pytest.mark.parametrize("what", ["boxes", "mistakes"])
+@pytest.mark.parametrize("what", first_form("mistakes", also=["boxes"]))
 def test_it_writes_a_picture_of_a_run(
     compose_config: Compose, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
@@ -85,37 +82,9 @@ def test_an_ordinary_mistake_gets_one_message(digits: Path, tmp_path: Path, refu
     out = tmp_path / "a folder.png"
     out.mkdir()
     said = refused(show.main, digits, "--out", out)
-    assert f"error: {out}: Is a directory; make it writable" in said
+    assert f"error: {out}: Is a directory; free space, make it writable" in said
     assert "no config.yaml" in refused(show.main, tmp_path / "absent")
     without = shutil.copytree(digits, tmp_path / "run")
     for file in [without / "checkpoint" / "last.pt", *(without / "model").iterdir()]:
         file.unlink()
     assert "neither weights nor a checkpoint" in refused(show.main, without)
-
-
-def test_a_finished_run_shows_its_final_weights(
-    compose_config: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_picture = []
-    monkeypatch.setattr(evaluate, "build_task", lambda config: replace(build_task(config), pictures=picture))
-
-    def picture(model: nn.Module, *_: object) -> list[Any]:
-        of_picture.append({name: value.clone() for name, value in model.state_dict().items()})
-        return []
-
-    summary = run_trial(
-        compose_config(
-            "task=digits",
-            "max_steps=3",
-            "target.value=0.01",
-            "evaluate.every_fresh_examples=64",
-            "echo.shuffle_buffer=1",
-            "checkpoint_every_s=0.001",
-        ),
-        tmp_path / "run",
-    )
-    assert summary["status"] == "reached"
-    with pytest.raises(UserError, match="makes no mistake"):
-        show.show(tmp_path / "run")
-    final = load_file(tmp_path / "run" / "model" / "final.safetensors")
-    assert all(torch.equal(of_picture[0][name], value) for name, value in final.items())

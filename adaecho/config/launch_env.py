@@ -1,10 +1,6 @@
 """Rank and world size from the environment that torchrun or a Slurm job sets."""
 
-import gc
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 def launched_rank() -> int:
@@ -25,17 +21,3 @@ def local_rank() -> int:
 def was_restarted() -> bool:
     """Return whether torchrun restarted this process after a failure (``--max-restarts``)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Import torch inside, without garbage collection: the objects of modules are never freed."""
-    if "torch" in sys.modules:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -19,12 +19,6 @@ from adaecho.config.validation import one_of, within
 from adaecho.echo.variants import BUFFER_FORMATS, ORDERS, VARIANTS, check_factor
 from adaecho.errors import ConfigError
 
-ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
-DEVICES = ("auto", "cpu", "cuda")
-SCHEDULES = ("constant", "linear_decay", "cosine", "step_decay")
-OPTIMIZERS = ("sgd", "adam", "adamw")
-UNITS = ("steps", "fresh_examples")
-
 
 @dataclass
 class DataConfig:
@@ -202,16 +196,17 @@ _CHOICES = {
     "echo.variant": tuple(VARIANTS),
     "echo.buffer_format": BUFFER_FORMATS,
     "data.order": ORDERS,
-    "optimizer.name": OPTIMIZERS,
-    "schedule.shape": SCHEDULES,
-    "schedule.unit": UNITS,
-    "adascale.rule": ADASCALE_RULES,
+    "optimizer.name": ("sgd", "adam", "adamw"),
+    "schedule.shape": ("constant", "linear_decay", "cosine", "step_decay"),
+    "schedule.unit": ("steps", "fresh_examples"),
+    "adascale.rule": ("gain", "sqrt_gain", "measure"),
     "precision": ("auto", "float32", "bfloat16"),
-    "device": DEVICES,
+    "device": ("auto", "cpu", "cuda"),
     "compile": ("off", "default", "reduce-overhead"),
     "tracking.kind": ("none", "wandb"),
     "tracking.mode": ("offline", "online"),
 }
+_DURATIONS = {"linear_decay": "decay", "cosine": "decay", "step_decay": "first_milestone"}
 _RANGES = {
     "[1, 1024]": "threads",
     "[1, inf)": """batch_size echo.shuffle_buffer target.consecutive evaluate.every_fresh_examples
@@ -313,8 +308,6 @@ def validate(config: Config) -> None:
     for interval, keys in _RANGES.items():
         for key in keys.split():
             within(key, value_at(config, key), interval)
-    for key in config.search.axes:
-        value_at(config, key)
     try:
         echo = config.echo
         check_factor(VARIANTS[echo.variant], echo.factor, echo.max_factor, echo.batch_shuffle_buffer)
@@ -341,10 +334,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
             raise ConfigError(
                 f"schedule.{name}_steps={steps} and schedule.{name}_epochs={epochs}: give one of the two"
             )
-        needed = {"linear_decay": "decay", "cosine": "decay", "step_decay": "first_milestone"}.get(
-            schedule.shape
-        )
-        if name == needed and not (steps or epochs):
+        if name == _DURATIONS.get(schedule.shape) and not (steps or epochs):
             raise ConfigError(
                 f"schedule.{name}_steps={steps}: schedule.shape={schedule.shape} needs a positive number of "
                 f"steps, or schedule.{name}_epochs"

@@ -4,14 +4,16 @@ They set split, batch size, buffer, evaluations and budget. The paper's values a
 """
 
 import functools
-import json
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from adaecho.config.identity import flat
 from adaecho.config.tasks import Size, TaskConfig, our_options
 from adaecho.errors import ConfigError
 
+_SHOWN = ("batch_size", "echo.shuffle_buffer", "evaluate.every_fresh_examples", "max_fresh_examples")
+_MAX_VALIDATION = 1_000
 _MAX_BATCH = 64
 _MAX_BUFFER = 10_000  # examples
 _MIN_EPOCHS, _MAX_EPOCHS = 2, 10
@@ -37,9 +39,9 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
         ConfigError: ``data.path`` is not set.
         DataError: the data is missing.
     """
-    size = _size(_root_)
+    held_out, training = _split(_size(_root_))
     if key == "validation_examples":
-        return size.held_out
+        return held_out
     rate = _RATE_PER_EXAMPLE * _root_.batch_size if key in ("learning_rate", "axes") else 0.0
     if key == "learning_rate":
         return round(rate, 6)
@@ -50,43 +52,44 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
             "optimizer.momentum": "tag(reverse_log, interval(0.8, 0.99))",
         }
     if key == "decay_steps":
-        return max(1, (_root_.max_fresh_examples or size.training * _MAX_EPOCHS) // _root_.batch_size)
-    batch = max(4, min(1 << (max(size.training // 16, 1).bit_length() - 1), _MAX_BATCH))
-    epochs = max(_MIN_EPOCHS, min(_BUDGET // size.training, _MAX_EPOCHS))
-    budget = epochs * max(size.training, batch)
+        return max(1, (_root_.max_fresh_examples or training * _MAX_EPOCHS) // _root_.batch_size)
+    batch = max(4, min(1 << (max(training // 16, 1).bit_length() - 1), _MAX_BATCH))
+    epochs = max(_MIN_EPOCHS, min(_BUDGET // training, _MAX_EPOCHS))
+    budget = epochs * max(training, batch)
     if key == "batch_size":
         return batch
     if key == "max_fresh_examples":
         return budget
-    seen = min(size.training, (_root_.max_fresh_examples or budget) // _MIN_EPOCHS)
+    seen = min(training, (_root_.max_fresh_examples or budget) // _MIN_EPOCHS)
     return {
         "shuffle_buffer": max(1, min(seen // 4, _MAX_BUFFER)),
         "every_fresh_examples": max(seen // 2, batch),
     }[key]
 
 
-def describe(config: DictConfig, plain: dict[str, Any]) -> str:
-    """Describe the values that ``scale=`` chose, in one line."""
-    size, held_out = _size(config), plain["data"]["validation_examples"]
-    of = "images" if size.name == "images" else "documents"
-    split = "own validation split" if held_out is None else f"{held_out:,} {of} for validation"
-    about = "" if size.units == size.examples else "about "
-    return (
-        f"scale: {about}{size.training:,} {size.name}, {split}, batch {plain['batch_size']}, "
-        f"buffer {plain['echo']['shuffle_buffer']:,}, evaluated every "
-        f"{plain['evaluate']['every_fresh_examples']:,}, budget {plain['max_fresh_examples']:,}"
-    )
+def describe(plain: dict[str, Any]) -> str:
+    """Return the values that ``scale=`` chose, in one line."""
+    values = dict(flat(plain))
+    return f"scale: {', '.join(f'{key}={values[key]}' for key in _SHOWN)}"
+
+
+def _split(size: Size) -> tuple[int | None, int]:
+    """Return the units for validation, None if the data has its own split, and the examples for training.
+
+    A fifth of the units is for validation, at most 1,000.
+    """
+    held_out = None if size.has_validation else max(1, min(size.units // 5, _MAX_VALIDATION))
+    return held_out, max(1, size.examples - size.examples * (held_out or 0) // size.units)
 
 
 def _size(config: DictConfig) -> Size:
-    path = config.data.path
-    if path is None:
+    if config.data.path is None:
         raise ConfigError("data.path: missing; give the folder of your data, data.path=FOLDER")
-    task = json.dumps(OmegaConf.to_container(config.task), sort_keys=True)
-    return _size_at(str(path), task, config.data.max_bad_examples)
+    task: Any = OmegaConf.to_container(config.task)
+    return _size_at(str(config.data.path), tuple(task.items()), config.data.max_bad_examples)
 
 
 @functools.cache  # called for each value of each arm
-def _size_at(path: str, task: str, max_bad_examples: int) -> Size:
-    plain = json.loads(task)
+def _size_at(path: str, task: tuple[tuple[str, Any], ...], max_bad_examples: int) -> Size:
+    plain = dict(task)
     return our_options().get(plain["name"], TaskConfig).size_of(path, plain, max_bad_examples)

@@ -3,15 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from adaecho.config.validation import within
-
-_RANGES = {
-    "[1, inf)": ("timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "trials_per_job",
-                 "array_parallelism"),
-    "[0, inf)": ("max_num_timeout", "signal_delay_s"),
-    "(0, inf)": ("mem_gb",),
-}  # fmt: skip
-
 
 @dataclass
 class SlurmSettings:
@@ -33,11 +24,6 @@ class SlurmSettings:
     setup: list[str] = field(default_factory=list)  # shell lines to run before the job, e.g. module load
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # other sbatch options
     wait: bool = True  # false: submit and return
-
-    def __post_init__(self) -> None:
-        for interval, keys in _RANGES.items():
-            for key in keys:
-                within(f"hydra.launcher.{key}", getattr(self, key), interval)
 
     @property
     def ranks(self) -> int:

@@ -10,41 +10,26 @@ from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.errors import ConfigError
 
-_MAX_VALIDATION = 1_000
 
-
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """Size of the training data.
 
     Attributes:
         examples: number of examples in the training files.
         units: number of items that ``data.validation_examples`` counts: examples, or documents.
         has_validation: whether the data has its own validation split.
-        name: noun for the examples in messages.
     """
 
     examples: int
     units: int
     has_validation: bool
-    name: str = "images"
-
-    @property
-    def held_out(self) -> int | None:
-        """Units for the validation split: a fifth, at most 1,000; None if the data has its own split."""
-        return None if self.has_validation else max(1, min(self.units // 5, _MAX_VALIDATION))
-
-    @property
-    def training(self) -> int:
-        """Examples that remain for training, in proportion."""
-        return max(1, self.examples - self.examples * (self.held_out or 0) // self.units)
 
 
 ENTRY_POINTS = "adaecho.tasks"
@@ -133,17 +118,12 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
     if not isinstance(name, str) or name == "???":
         raise ConfigError("task.name: missing; give one, for example task=digits")
     options = options_class(name)
-    known = [field.name for field in fields(options) if field.name != "name"]
-    for key in plain:
-        if key not in ("name", *known):
-            raise ConfigError(
-                f"task.{key}: unknown option of task {name}; it has: {', '.join(known) or 'none'}"
-            )
     try:
         checked = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), plain))
     except OmegaConfBaseException as error:
         reason = str(error.__cause__ or error).splitlines()[0]
-        raise ConfigError(f"task.{error.full_key or '*'}: {reason}") from error
+        known = ", ".join(field.name for field in fields(options))
+        raise ConfigError(f"task.{error.full_key or '*'}: {reason}; options of {name}: {known}") from error
     assert isinstance(checked, TaskConfig)
     return checked
 

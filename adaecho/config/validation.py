@@ -20,15 +20,3 @@ def within(key: str, value: float | None, interval: str) -> None:
         return
     words = f"{'at least' if interval[0] == '[' else 'greater than'} {low:g}"
     raise ConfigError(f"{key}={value}: must {f'be {words}' if math.isinf(high) else f'lie in {interval}'}")
-
-
-def check_depth(depth: int) -> int:
-    """Return n, the blocks per stage of a CIFAR ResNet with 6n + 2 layers.
-
-    Raises:
-        ConfigError: the depth is not 6n + 2.
-    """
-    blocks_per_stage, rest = divmod(depth - 2, 6)
-    if rest or blocks_per_stage < 1:
-        raise ConfigError(f"depth={depth}: must be 6n + 2; choose 8, 14, 20, 26, 32, 44 or 56")
-    return blocks_per_stage

@@ -71,9 +71,10 @@ class EchoLoader(LoaderStats):
             also decodes each fresh example once on entry, to skip a bad one. ``auto`` chooses ``encoded``
             if that decodes no more often (no echo before augmentation, ``max_bad_examples=0``), or if
             decoded examples as large as the first would take more than half of the free memory.
-            max_bad_examples: number of undecodable examples to skip and list in ``bad_examples``. Errors of
-            the machine or the network are always raised. batch_length: function that returns the number of
-            examples in a whole batch. Needed only if the form of the batch does not show it.
+        max_bad_examples: number of undecodable examples to skip and list in ``bad_examples``. Errors of the
+            machine or the network are always raised.
+        batch_length: function that returns the number of examples in a whole batch. Needed only if the form
+            of the batch does not show it.
         order: order of a source with a length: ``permutation`` (a new one for each epoch), ``shards``
             (shards shuffled for each epoch, each read in order) or ``sequential``. An iterable has its own
             order.

@@ -6,8 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adaecho.config.validation import check_depth
-
 # Mean and standard deviation of each color over ImageNet's training images, in pixel values.
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -74,7 +72,9 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
     Raises:
         ConfigError: there is no net of that depth.
     """
-    blocks_per_stage = check_depth(depth)
+    blocks_per_stage, rest = divmod(depth - 2, 6)
+    if rest:
+        raise ValueError(f"depth={depth}: must be 6n + 2")
     layers = _conv_norm_relu(3, channels)
     in_channels = channels
     for out_channels in (channels, 2 * channels, 4 * channels):

@@ -1,7 +1,6 @@
 """The environment of a run: code, versions, machine and Slurm job."""
 
 import functools
-import hashlib
 import os
 import platform
 import socket
@@ -24,21 +23,12 @@ def environment() -> dict[str, Any]:
     """The content of ``environment.json``.
 
     Returns:
-        ``git`` {sha, dirty} of the checkout of this package, null if it is installed; ``code``, a digest of
-        the package's files, which identifies them without the commit; versions of ``python`` and
-        ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` that this process may use, ``gpus``
-        by name; ``slurm`` {variable: value}, empty outside of a job.
+        ``git`` {sha, dirty} of the checkout of this package, null if it is installed; versions of ``python``
+        and ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` that this process may use,
+        ``gpus`` by name; ``slurm`` {variable: value}, empty outside of a job.
     """
     slurm = {name.lower(): os.environ[f"SLURM_{name}"] for name in _SLURM if f"SLURM_{name}" in os.environ}
     return {**_fixed(), "slurm": slurm}
-
-
-def code_digest() -> str:
-    """A digest of every Python file of the package: 12 hexadecimal digits."""
-    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 @functools.cache
@@ -49,7 +39,6 @@ def _fixed() -> dict[str, Any]:
             packages[name] = metadata.version(name)
     return {
         "git": _git(Path(__file__).resolve().parents[2]),
-        "code": code_digest(),
         "python": platform.python_version(),
         "packages": packages,
         "host": socket.gethostname(),

@@ -1,6 +1,5 @@
 """Files that are complete or absent, even if the process is killed or the disk fills."""
 
-import errno
 import json
 import math
 import os
@@ -24,14 +23,8 @@ def folder_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "make it writable, or choose another folder"
-        reason = error.strerror or error
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason, remedy = (
-                "the disk is full",
-                "free space; the same command continues from the last checkpoint",
-            )
-        raise FolderError(f"{path}: {reason}; {remedy}") from error
+        remedy = "free space, make it writable, or choose another folder; then repeat the command"
+        raise FolderError(f"{path}: {error.strerror or error}; {remedy}") from error
 
 
 @contextmanager

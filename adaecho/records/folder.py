@@ -103,10 +103,10 @@ class RunFolder:
             restart: first rename a folder that contains a run to ``<name>.old-<n>``.
 
         Raises:
-            FolderError: the folder contains a different run (with a diff), a larger budget, or no config.
+            FolderError: the folder contains a different run (with a diff), or a larger budget.
         """
         self._check_writer()
-        has_records = any(path.exists() for path in (self._config, self._metrics, self._summary))
+        has_records = self._config.exists()
         if restart and has_records:
             self.moved_to = move_aside(self.path)
             self._lock.release()
@@ -128,10 +128,8 @@ class RunFolder:
 
     def _check_same(self, config: dict[str, Any]) -> None:
         """Raise a FolderError with a diff if the folder contains a run with a different config."""
-        recorded = self.read_config()
+        recorded = read_yaml(self._config)
         remedy = "choose another folder (hydra.run.dir=...), or restart=true, which renames this one"
-        if recorded is None:
-            raise FolderError(f"{self.path}: contains records, but no config.yaml; {remedy}")
         if lines := changes(recorded, config):
             differences = "\n  ".join(lines)
             raise FolderError(

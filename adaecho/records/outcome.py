@@ -77,12 +77,9 @@ def outcome(rows: list[Row]) -> list[Row]:
     costs = {name: searched_costs(rows_of_arm) for name, rows_of_arm in by_arm(rows).items()}
     targets = {name: targets_of(rows_of_arm) for name, rows_of_arm in by_arm(rows).items()}
     for arm in arms:
-        comparable = [other for other in arms if targets[other["arm"]] == targets[arm["arm"]]]
-        arm["baseline"] = baseline_of(arm, comparable)
-        if (
-            targets.get(arm["baseline"], targets[arm["arm"]]) != targets[arm["arm"]]
-        ):  # it has a different target
-            arm["baseline"] = None
+        ours = targets[arm["arm"]]
+        baseline = baseline_of(arm, [other for other in arms if targets[other["arm"]] == ours])
+        arm["baseline"] = baseline if targets.get(baseline or "", ours) == ours else None
         if arm["arm"] == arm["baseline"]:
             value = 1.0 if arm["reached"] else None
             arm |= {"ratio_to_baseline": value, "ratio_low": None, "ratio_high": None}

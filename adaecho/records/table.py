@@ -17,9 +17,8 @@ from adaecho.records.outcome import (
     without_target,
 )
 
-# Media by width: a narrow terminal, a terminal of 80 columns, a page.
-NARROW, TERMINAL, PAGE = range(3)
-_NARROW_WIDTH = 76  # columns of a terminal; a narrower one shows the NARROW columns
+# Media: a terminal of 80 columns shows the first kind of columns, a page both.
+TERMINAL, PAGE = range(2)
 
 
 @dataclass(frozen=True)
@@ -76,30 +75,30 @@ _Columns = list[tuple[str, Callable[[Row], str], int]]
 def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
     with_interval = any(arm["ratio_low"] is not None for arm in arms)
     return [
-        ("arm", _text("arm"), NARROW),
-        ("fresh examples", _mean("fresh_examples", ",.0f"), NARROW),
+        ("arm", _text("arm"), TERMINAL),
+        ("fresh examples", _mean("fresh_examples", ",.0f"), TERMINAL),
         # A terminal has room for one of the two columns.
         ("range", lambda arm: _cost_range(arm, rows), PAGE if with_interval else TERMINAL),
-        ("ratio", lambda arm: "-" if arm["ratio_to_baseline"] is None else ratio_words(arm), NARROW),
+        ("ratio", lambda arm: "-" if arm["ratio_to_baseline"] is None else ratio_words(arm), TERMINAL),
         *([("95 % interval", ratio_interval, TERMINAL)] if with_interval else []),
         ("steps", _mean("steps", ",.0f"), TERMINAL),
         ("seconds", _mean("train_time_s", ",.1f"), TERMINAL),
         ("searches that reached", lambda arm: f"{arm['reached']} of {arm['searches']}", PAGE),
         ("trials", _text("trials"), PAGE),
         ("diverged", _text("diverged"), TERMINAL),
-        ("missed", _text("missed"), NARROW if any(arm["missed"] for arm in arms) else PAGE),
+        ("missed", _text("missed"), TERMINAL if any(arm["missed"] for arm in arms) else PAGE),
         ("failed", _text("failed"), PAGE),
     ]
 
 
 def _ends_columns(arms: list[Row], decimals: int) -> _Columns:
-    columns: _Columns = [("arm", _text("arm"), NARROW)]
+    columns: _Columns = [("arm", _text("arm"), TERMINAL)]
     form = f".{decimals}f"
     metrics = [key for key in (arms[0] if arms else {}) if key.startswith("final_")]
     for number, key in enumerate(metrics):
+        medium = TERMINAL if number < 2 else PAGE  # detection's six metrics leave no room for names
         columns += [
-            # Detection has six metrics; more than two leave no room for the names of arms.
-            (key.removeprefix("final_").replace("_", " "), _mean(key, form), NARROW if number < 2 else PAGE),
+            (key.removeprefix("final_").replace("_", " "), _mean(key, form), medium),
             ("range", _range(key, form), PAGE),
         ]
     return [
@@ -141,24 +140,16 @@ def _cost_range(arm: Row, rows: list[Row]) -> str:
     return _span(spread([cost for cost in costs if cost is not None]), ",")
 
 
-def terminal_table(columns: list[Column], width: int) -> Any:
-    """A rich table with the columns that fit a terminal of this width; zeros are shown as ``-``.
-
-    A column of zeros is left out, unless even a narrow terminal shows it.
+def terminal_table(columns: list[Column]) -> Any:
+    """A rich table without columns of zeros; other zeros are shown as ``-``.
 
     Args:
         columns: of ``end_of_sweep``; the first one holds names.
-        width: of the terminal, in characters.
     """
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    most = NARROW if width < _NARROW_WIDTH else TERMINAL
-    names, *shown = [
-        column
-        for column in columns
-        if column.medium == NARROW or (column.medium <= most and set(column.cells) != {"0"})
-    ]
+    names, *shown = [one for one in columns if one.medium == TERMINAL and set(one.cells) != {"0"}]
     table.add_column(names.heading, overflow="fold", min_width=12)
     for column in shown:
         heading = re.sub(r" (?!%)", "\n", column.heading)  # keeps a number and its unit on one line

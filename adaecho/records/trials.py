@@ -75,12 +75,8 @@ def table_text(rows: list[Row]) -> str:
 
 
 def read_rows(path: Path) -> Any:
-    """The rows in a file; see ``rows_of``."""
-    return rows_of(read_json(path))
-
-
-def rows_of(table: Any) -> Any:
-    """The rows of a table; a plain list of rows is returned unchanged."""
+    """The rows of the table in a file; a plain list of rows is returned unchanged."""
+    table = read_json(path)
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table
     return [

@@ -12,7 +12,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,8 +26,8 @@ from adaecho.records.trials import Status
 
 # How long the end of a command waits. W&B stops an upload before that, and `wandb sync` can repeat it.
 FINISH_WAIT_S = 60.0
-_UPLOAD_WAIT_S, _ALARM_S = 45, 55
-_POLL_S = 0.5
+_UPLOAD_WAIT_S = 45
+_POLL_S = 1.0
 
 
 @contextmanager
@@ -131,11 +130,9 @@ def _has_news(folder: Path) -> bool:
 def _follow(root: Path, where: dict[str, Any]) -> None:
     """Follow a folder, or a sweep's trials and outcome, until standard input has a line."""
     mirrors: dict[Path, Mirror] = {}
-    ended, pause_s = False, _POLL_S
+    ended = False
     while not ended:
-        ended, begin = bool(select.select([0], [], [], pause_s)[0]), time.monotonic()
-        if ended:
-            signal.alarm(_ALARM_S)  # W&B's service may hang
+        ended = bool(select.select([0], [], [], _POLL_S)[0])
         trials = [path.parent for path in root.glob("*/*/*/summary.json")] if _is_sweep(root) else []
         for folder in [*(one for one in trials if one.name.isdigit()), root]:
             is_over = ended or (folder != root and not is_held(folder))  # checked before the last read
@@ -145,7 +142,6 @@ def _follow(root: Path, where: dict[str, Any]) -> None:
                 mirrors[folder].send()
                 if is_over:
                     mirrors.pop(folder).finish()
-        pause_s = max(_POLL_S, 10 * (time.monotonic() - begin))  # reading thousands of folders takes a while
 
 
 def main(folder: str, mode: str, project: str, entity: str | None = None) -> None:

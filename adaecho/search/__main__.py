@@ -3,9 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
-from adaecho.errors import report_errors
+from adaecho.errors import print_line, report_errors
 from adaecho.search.design import read_design
 from adaecho.search.report import headline, show_outcome, write_outcome
 from adaecho.search.state import SweepState
@@ -18,10 +16,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="folder of the sweep, e.g. runs/quickstart/digits")
     typed = parser.parse_args(arguments)
     with report_errors():
-        state, console = SweepState(read_design(typed.folder), typed.folder), Console(markup=False)
-        for line in headline(state):
-            console.print(line, soft_wrap=True, highlight=False)
-        (write_outcome if typed.command == "collect" else show_outcome)(state, console)
+        state = SweepState(read_design(typed.folder), typed.folder)
+        print_line("\n".join(headline(state)))
+        (write_outcome if typed.command == "collect" else show_outcome)(state)
 
 
 if __name__ == "__main__":

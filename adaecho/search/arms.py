@@ -29,7 +29,6 @@ from adaecho.errors import ConfigError
 from adaecho.search.design import Arm, Axis, stable_hash
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
-_MAX_NAME_LENGTH = 200
 # Keys that cannot be searched, since all trials of an arm must share them to be comparable.
 _NO_AXES = {
     *BUDGETS, "seed", "threads", "restart", "search", "tracking", "target", "evaluate", "data", "echo.factor",
@@ -147,8 +146,6 @@ def _build_arm(
     parts = [f"{_key(one).rpartition('.')[2]}-{one.partition('=')[2]}" for one in combination]
     parts = [name, *parts] if name else parts or [variant if variant == "none" else f"{variant}_e{factor}"]
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(parts)).strip("-.")
-    if not 0 < len(folder) <= _MAX_NAME_LENGTH:
-        raise ConfigError(f"{folder or name!r}: not a folder name; name the arms in search.arms")
     arm = Arm(folder, tuple(overrides), config, axes)
     for u in (0.0, 1.0) if axes else (0.0,):  # check both ends of the axes before any trial runs
         from_plain(arm.at({axis.key: axis.value(u) for axis in axes}))

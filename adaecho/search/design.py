@@ -18,9 +18,8 @@ from adaecho.records.files import read_json, write_json
 
 # Keys that do not change the points of an arm.
 _NOT_CONTENT = ("seed", "device", "precision", "channels_last", "threads")
-_SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # shared by all searches of a sweep
+SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # shared by all searches of a sweep
 _GROWING = ("trials", "repeats", "max_diverged")
-_MAX_LINES = 8  # of differences in a message
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class Design:
             points = [self.points(arm, repeat, self.trials) for repeat in repeats]
             return {**arm.to_dict(), "overrides": arm.overrides, "config": arm.config, "points": points}
 
-        search = {name: getattr(self, name) for name in _SEARCH}
+        search = {name: getattr(self, name) for name in SEARCH}
         arms = {arm.name: record(arm) for arm in self.arms}
         return {"experiment": self.experiment, "search": search, "arms": arms}
 
@@ -184,8 +183,7 @@ class Design:
 
     def differences(self, recorded: "Design") -> list[str]:
         """Return one line per difference from a recorded design. A design may grow."""
-        old, new = ({name: getattr(one, name) for name in _SEARCH} for one in (recorded, self))
-        lines = smaller_budgets(old, new, _GROWING)
+        lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (
             {
                 "search": {"seed": one.seed, "prune": one.prune},
@@ -258,7 +256,7 @@ def record_design(design: Design, folder: Path) -> None:
     path = folder / "design.json"
     lines = design.differences(read_design(folder)) if path.exists() else []
     if lines:
-        shown = "\n  ".join(lines[:_MAX_LINES] + ["..."] * (len(lines) > _MAX_LINES))
+        shown = "\n  ".join(lines)
         raise FolderError(
             f"{folder}: contains a different design:\n  {shown}\nRun that design, choose another "
             "hydra.sweep.dir=, or start over with restart=true, which keeps the old folder"

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class WorkerError(UserError):
     """Workers cannot be started, or die repeatedly."""
 
 
-def run_here(worker: Worker, number: int, threads: int, look: Callable[..., int]) -> None:
+def run_here(worker: Worker, number: int, threads: int, look: Callable[[], int]) -> None:
     """Run local workers until no trial is left. They end with this process.
 
     Args:
@@ -51,7 +51,6 @@ def run_here(worker: Worker, number: int, threads: int, look: Callable[..., int]
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)  # workers inherit them; libraries read them at import
     (Path(worker.folder) / "workers").mkdir(exist_ok=True)
-    worker = replace(worker, num_workers=number)
     running: dict[int, tuple[Any, Connection]] = {}
     waiting, ended, deaths = list(range(number)), 0, 0
     try:
@@ -75,7 +74,7 @@ def run_here(worker: Worker, number: int, threads: int, look: Callable[..., int]
                     raise WorkerError(f"{message}:\n{log.read_text(errors='replace')[-_LOG_TAIL:].strip()}")
                 warn(message)
                 waiting.append(index)
-        look(at_once=True)
+        look()
     finally:
         for process, _ in running.values():
             process.terminate()
@@ -105,10 +104,7 @@ def _cause_of_death(process: Any, result: Connection) -> str | None:
         process.join()
         if process.exitcode > 128:
             raise KeyboardInterrupt from None
-        if process.exitcode >= 0:
-            return f"exit code {process.exitcode}"
-        of_memory = ", often for lack of memory" if process.exitcode == -signal.SIGKILL else ""
-        return f"killed by signal {-process.exitcode}{of_memory}"
+        return f"exit code {process.exitcode}; -9 is often lack of memory"
     if message is not None:
         raise UserError(message)
     return None
@@ -148,11 +144,9 @@ def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) 
         executor = submitit.AutoExecutor(logs, "slurm", slurm_max_num_timeout=settings.max_num_timeout)
         executor.update_parameters(name=job_name(folder), **_job_parameters(settings))
         try:
-            executor.map_array(replace(worker, num_workers=lacking), range(lacking))
+            executor.map_array(worker, range(lacking))
         except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
-            raise WorkerError(
-                f"hydra/launcher=slurm: sbatch failed: {_output(error)}; --cfg hydra shows the settings"
-            ) from error
+            raise _slurm_error("sbatch", error) from error
     return lacking
 
 
@@ -174,14 +168,14 @@ def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
     return {key: value for key, value in job.items() if value not in (None, [])}
 
 
-def watch(folder: Path, look: Callable[..., int]) -> None:
+def watch(folder: Path, look: Callable[[], int]) -> None:
     """Wait until no job of a sweep is queued or running."""
     live = 1
     while live:
         time.sleep(POLL_S)
         with suppress(WorkerError):  # the controller is busy or restarts
             live = live_jobs(folder)
-        look(at_once=True)
+        look()
 
 
 def job_name(folder: Path) -> str:
@@ -196,11 +190,9 @@ def live_jobs(folder: Path) -> int:
     try:
         return len(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     except (OSError, subprocess.CalledProcessError) as error:
-        raise WorkerError(
-            f"hydra/launcher=slurm: squeue failed: {_output(error)}; is this a Slurm host?"
-        ) from error
+        raise _slurm_error("squeue", error) from error
 
 
-def _output(error: Exception) -> str:
-    output = getattr(error, "stderr", None) or str(error)
-    return (output.decode(errors="replace") if isinstance(output, bytes) else output).strip()
+def _slurm_error(command: str, error: Exception) -> WorkerError:
+    reason = getattr(error, "stderr", "") or error
+    return WorkerError(f"hydra/launcher=slurm: {command} failed: {reason}; is this a Slurm host?")

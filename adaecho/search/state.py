@@ -1,11 +1,11 @@
 """State of a sweep, read from its run folders."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from adaecho.records.files import read_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import cost_to_target, lowest
 from adaecho.records.trials import FINISHED, Status
@@ -41,13 +41,9 @@ class Search:
             wanted += 1
         return range(wanted)
 
-    def missing(self) -> Iterator[int]:
+    def missing(self) -> list[int]:
         """Return the indices that have not ended, including failed ones."""
-        return (index for index in self.wanted() if self.status(index) not in FINISHED)
-
-    def count(self, *statuses: str) -> int:
-        """Return how many of the wanted trials have one of these statuses."""
-        return sum(self.status(index) in statuses for index in self.wanted())
+        return [index for index in self.wanted() if self.status(index) not in FINISHED]
 
     def counted(self) -> set[int]:
         """Return the indices of the first ``trials`` non-divergent trials, if they have ended."""
@@ -72,17 +68,13 @@ class SweepState:
         }
         self.refresh()
 
-    def trial_folder(self, trial: TrialId) -> Path:
-        """Return the run folder of a trial."""
-        return self.folder / str(trial)
-
     def search(self, trial: TrialId) -> Search:
         """Return the search of a trial."""
         return self.searches[trial.arm, trial.repeat]
 
     def reread(self, trial: TrialId) -> str | None:
         """Read the summary of a trial again and return its status; None before it begins."""
-        summary = RunFolder(self.trial_folder(trial)).read_summary()
+        summary = RunFolder(self.folder / str(trial)).read_summary()
         if summary is not None:
             self.search(trial).summaries[trial.index] = summary
         return self.status(trial)
@@ -93,11 +85,11 @@ class SweepState:
         A trial that has diverged adds another one, which may have ended, too.
         """
         for (name, repeat), search in self.searches.items():
-            read: set[int] = set()
-            while unread := set(search.missing()) - read:
-                for index in sorted(unread):
+            index = 0
+            while index < len(search.wanted()):
+                if search.status(index) not in FINISHED:
                     self.reread(TrialId(name, repeat, index))
-                read |= unread
+                index += 1
 
     def status(self, trial: TrialId) -> str | None:
         """Return the status of a trial; None before it begins."""
@@ -114,22 +106,15 @@ class SweepState:
         return [trial for trial in self.wanted() if self.status(trial) not in FINISHED]
 
 
-class Pruner:
-    """``search.prune``: decides after each evaluation of a trial whether to stop it.
+def cannot_win(folder: Path, fresh_examples: int) -> bool:
+    """Return whether another trial of the search reached the target with fewer fresh examples.
 
-    It reads the summaries of the other trials of the search, so it works across processes and hosts.
+    ``search.prune`` asks after each evaluation. The run folders answer, so it works across hosts.
+
+    Args:
+        folder: run folder of the trial.
+        fresh_examples: how many the trial has read.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._search = folder.resolve().parent
-        self._costs: dict[str, int | None] = {}  # of the other trials that have ended
-
-    def __call__(self, fresh_examples: int) -> bool:
-        """Return whether another trial has reached the target with fewer fresh examples."""
-        for path in self._search.iterdir():
-            if path.name not in self._costs and path.name.isdigit():
-                summary = RunFolder(path).read_summary() or {}
-                if summary.get("status") in FINISHED:
-                    self._costs[path.name] = cost_to_target(summary)
-        best = lowest(self._costs.values())
-        return best is not None and fresh_examples > best
+    others = folder.resolve().parent.glob("*/summary.json")
+    best = lowest(cost_to_target(read_json(path)) for path in others if path.parent.name.isdigit())
+    return best is not None and fresh_examples > best

@@ -23,15 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.launch_env import importing
 from adaecho.config.schema import from_plain
-from adaecho.errors import RankError, UserError, fail, print_line, report_errors
+from adaecho.errors import RankError, UserError, print_line, report_errors
 from adaecho.records.environment import environment
 from adaecho.records.files import append, read_json
 from adaecho.records.folder import STALE_AFTER_S, FolderInUseError, RunFolder
 from adaecho.records.trials import FINISHED, Status
 from adaecho.search.design import Design, TrialId, read_design
-from adaecho.search.state import Pruner, SweepState
+from adaecho.search.state import SweepState, cannot_win
 from adaecho.training.signals import WaitEndedError
 
 MAX_ATTEMPTS = 3  # of a trial
@@ -47,13 +46,11 @@ class Worker:
 
     Attributes:
         folder: folder of the sweep.
-        num_workers: number of workers. Each begins at a different trial.
         ranks: tasks of a Slurm job that train each trial together. Rank 0 chooses the trials.
         runner: function that trains a trial, with the arguments of ``run_trial``, its default.
     """
 
     folder: str
-    num_workers: int = 1
     ranks: int = 1
     runner: Callable[..., dict[str, Any]] | None = None
 
@@ -67,7 +64,7 @@ class Worker:
             RankError: another rank failed. This counts as an attempt, and the next job continues.
         """
         try:
-            with self._ranks_of_job(number) as ranks:
+            with self._ranks_of_job() as ranks:
                 ended_by = self._work(number, ranks)
         except RankError:
             raise
@@ -86,12 +83,9 @@ class Worker:
         return DelayedSubmission(self, number)
 
     @contextmanager
-    def _ranks_of_job(self, number: int) -> Iterator[Any]:
+    def _ranks_of_job(self) -> Iterator[Any]:
         """Join the tasks of this Slurm job inside the block. Yield None for a single process."""
         if self.ranks == 1:
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_available():
-                torch.cuda.set_device(number % torch.cuda.device_count())
             yield None
             return
         from submitit.helpers import TorchDistributedEnvironment
@@ -107,8 +101,16 @@ class Worker:
 
     def _work(self, number: int, ranks: Any) -> str | None:
         """Run the trials that rank 0 chooses. Return the signal that ended the work, if any."""
-        with importing():
-            run = self.runner or _run_trial()
+        run = self.runner
+        if run is None:
+            import torch
+
+            from adaecho.training.trial import run_trial
+
+            run = run_trial
+            if ranks is None and torch.cuda.is_available():
+                torch.cuda.set_device(number % torch.cuda.device_count())
+        gc.freeze()  # so that gc.collect() does not scan the objects of imported modules before each trial
         trials = self._next_trials(number)
         if ranks:
             run = partial(run, ranks=ranks)
@@ -131,9 +133,10 @@ class Worker:
             left = [trial for trial in state.missing() if trial not in given_up]
             if not left:
                 return
-            for trial in [*left[number % len(left) :: self.num_workers], *left]:
+            first = number % len(left)  # each worker begins at a different trial
+            for trial in [*left[first:], *left[:first]]:
                 if _claim(state, trial, given_up):
-                    yield state.trial_folder(trial), *state.design.trial(trial)
+                    yield folder / str(trial), *state.design.trial(trial)
                     state.reread(trial)
                     idle_since = time.monotonic()
                     break
@@ -142,10 +145,7 @@ class Worker:
                 idle_s = time.monotonic() - idle_since
                 if idle_s > _PATIENCE_S:
                     return
-                longest = max(
-                    _PAUSE_S[0], self.num_workers / 4
-                )  # many workers would overload a network file system
-                yield min(max(_PAUSE_S[0], idle_s / 5), longest, _PAUSE_S[1])
+                yield min(max(_PAUSE_S[0], idle_s / 5), _PAUSE_S[1])
 
 
 def _train(
@@ -158,7 +158,7 @@ def _train(
 ) -> str | None:
     """Train a trial. Return the signal that ended it, if any. ``last``: raise errors instead of printing."""
     name, log = "/".join(folder.parts[-3:]), folder / ATTEMPTS
-    prune = Pruner(folder) if config["search"]["prune"] else None
+    prune = partial(cannot_win, folder) if config["search"]["prune"] else None
     print_line(f"{name}: started")
     gc.collect()  # the objects of a trial form cycles that keep its data alive
     try:
@@ -190,7 +190,7 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 
     The trainer takes the lock again, so another worker may still take the trial first.
     """
-    run = RunFolder(state.trial_folder(trial))
+    run = RunFolder(state.folder / str(trial))
     log = run.path / ATTEMPTS
     try:
         with run.lock():
@@ -221,20 +221,13 @@ def _attempts(log: Path) -> int:
     return len(log.read_bytes().splitlines()) if log.exists() else 0
 
 
-def _run_trial() -> Callable[..., dict[str, Any]]:
-    from adaecho.training.trial import run_trial
-
-    return run_trial
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search.worker", description=__doc__)
     parser.add_argument("folder", help="folder of a sweep that a -m command has started")
     with report_errors():
-        message = Worker(parser.parse_args(arguments).folder, num_workers=64)(os.getpid())
-    if message is not None:
-        fail(message)
+        if message := Worker(parser.parse_args(arguments).folder)(os.getpid()):
+            raise UserError(message)
 
 
 if __name__ == "__main__":

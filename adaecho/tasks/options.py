@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adaecho.config.launch_env import launched_ranks
 from adaecho.config.tasks import Size, TaskConfig
-from adaecho.config.validation import check_depth, one_of, within
+from adaecho.config.validation import one_of, within
 from adaecho.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,13 +102,10 @@ class TextOptions(CheckedOptions):
         from adaecho.datasets.documents import find_documents
 
         documents = find_documents(path, column=plain["column"], lines=plain["sample_by"] == "line")
-        number = size = 0
-        for shard in documents.splits["train"]:
-            for _, text in documents.read(shard):
-                number += not isinstance(text, str) or bool(text.strip())
-                size += len(text.encode()) if isinstance(text, str) else 0
-        blocks = max(size // _BYTES_PER_TOKEN // plain["block_size"], 1)
-        return Size(blocks, number, documents.held_out is not None, "blocks")
+        texts = (text for shard in documents.splits["train"] for _, text in documents.read(shard))
+        sizes = [len(text.encode()) for text in texts if isinstance(text, str) and text.strip()]
+        blocks = max(sum(sizes) // _BYTES_PER_TOKEN // plain["block_size"], 1)
+        return Size(blocks, len(sizes), documents.held_out is not None)
 
     def build_model(self) -> "nn.Module":
         """A freshly initialised model."""
@@ -149,7 +146,8 @@ class Cifar10Options(CheckedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_depth(self.depth)
+        if self.depth < 8 or self.depth % 6 != 2:
+            raise ConfigError(f"task.depth={self.depth}: must be 6n + 2; choose 8, 14, 20, 26, 32, 44 or 56")
 
 
 @dataclass

@@ -1,9 +1,7 @@
-"""Checkpoints through torch.save and through torch.distributed.checkpoint."""
+"""Checkpoints through torch.save."""
 
 import pytest
 import torch
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from adaecho.adascale import AdaScale
 from tests.adascale.helpers import accumulating, assert_identical, batches, layers, mlp, train, weights
@@ -107,38 +105,3 @@ def test_scale_invariant_steps_can_be_assigned(model, optimizer):
     (gain,) = train(model, optimizer, batches(1, 3))
     assert optimizer.scale_invariant_steps == pytest.approx(41.5 + gain)
     assert optimizer.schedule_increment() == int(41.5 + gain) - 41
-
-
-# dcp.save() warns without a process group.
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("is_used", [False, True], ids=["fresh", "used"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_torch_distributed_checkpoint_restores_averages_and_progress(momentum, is_used, num_groups, tmp_path):
-    """get_state_dict() takes a step with zero gradients if the optimizer has no state yet."""
-    first, second = mlp(), mlp()
-    optimizer, restored = (
-        AdaScale(
-            torch.optim.SGD(layers(model, 0.05, 0.02) if num_groups == 2 else model.parameters(), lr=0.05,
-                            momentum=momentum),
-            num_gradients_to_accumulate=2,
-        )
-        for model in (first, second)
-    )  # fmt: skip
-    train(first, optimizer, batches(5, 2))
-    if is_used:
-        train(second, restored, batches(3, 2, seed=1))
-        restored.zero_grad()
-    saved = dict(zip(("model", "optimizer"), get_state_dict(first, optimizer), strict=True))
-    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
-    loaded = dict(zip(("model", "optimizer"), get_state_dict(second, restored), strict=True))
-    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
-    set_state_dict(second, restored, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
-    assert restored.scale_invariant_steps == optimizer.scale_invariant_steps > 5
-    assert [group["lr"] for group in restored.param_groups] == [
-        group["lr"] for group in optimizer.param_groups
-    ]
-    assert restored.gain() == optimizer.gain() > 1
-    rest = list(batches(3, 2, seed=2))
-    assert train(second, restored, rest) == train(first, optimizer, rest)
-    assert_identical(weights(second), weights(first))

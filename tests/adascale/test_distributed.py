@@ -91,11 +91,6 @@ def test_adascale_created_before_init_process_group_takes_no_step(outcomes):
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        *((name, "a parameter is sharded") for name in ("fsdp", "fsdp_original_parameters", "fsdp2")),
-    ],
-)
-def test_sharded_parameters_are_refused(outcomes, name, message):
-    assert all(message in outcome["refusals"][name] for outcome in outcomes)
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_original_parameters", "fsdp2"])
+def test_sharded_parameters_are_refused(outcomes, name):
+    assert all("a parameter is sharded" in outcome["refusals"][name] for outcome in outcomes)

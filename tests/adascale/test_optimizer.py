@@ -82,52 +82,6 @@ def test_equals_the_slow_version(count, momentum, num_groups, given):
     torch.testing.assert_close(weights(model), weights(twin), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_squares_of_half_precision_gradients_do_not_underflow(dtype):
-    parameter, size = nn.Parameter(torch.zeros(4096, dtype=dtype)), 2.0**-15
-    sgd = torch.optim.SGD([parameter], lr=0.0)
-    optimizer = AdaScale(sgd, smoothing=0.0, num_gradients_to_accumulate=2)
-    for _ in range(2):
-        (parameter.float() * size / 2).sum().backward()
-    assert optimizer.grad_sqr_avg() == pytest.approx(4096 * size**2, rel=1e-3)
-
-
-def resized(model):
-    for parameter in model.parameters():
-        parameter.data = parameter.data[:2].clone()
-
-
-@pytest.mark.parametrize("change", [nn.Module.double, nn.Module.bfloat16, resized])
-@pytest.mark.parametrize("after", [0, 1])
-def test_parameters_that_change_in_type_or_size(change, after):
-    torch.manual_seed(0)
-    model = nn.Embedding(6, 5).float()
-    optimizer = accumulating(model, momentum=0.0, smoothing=0.0)
-    for step in range(after + 1):
-        if step == after:
-            change(model)
-        optimizer.zero_grad()
-        gradients = [torch.randn_like(model.weight) for _ in range(2)]
-        for gradient in gradients:
-            (model.weight * gradient / 2).sum().backward()
-        optimizer.step()
-    mean = sum(gradients).double() / 2
-    squares = sum(gradient.double().square().sum() for gradient in gradients) / 2
-    variance = 2 * (squares - mean.square().sum())
-    square = mean.square().sum() - variance / 2
-    assert optimizer.grad_var_avg() == pytest.approx(float(variance), rel=0.02)
-    assert optimizer.grad_sqr_avg() == pytest.approx(max(float(square), 0), rel=0.05, abs=0.05)
-
-
-def test_creation_in_inference_mode():
-    model = mlp()
-    with torch.inference_mode():
-        optimizer = accumulating(model)
-        optimizer.zero_grad()
-    expected = mlp()
-    assert train(model, optimizer, batches(2, 2)) == train(expected, accumulating(expected), batches(2, 2))
-
-
 def test_unhook_is_final_and_a_step_without_hooks_is_refused():
     model = mlp()
     optimizer = accumulating(model)
@@ -228,40 +182,6 @@ def test_the_pooled_gain_covers_the_groups_that_are_trained():
     train(model, optimizer, steps[8:])
     assert optimizer.grad_var_avg() == optimizer.grad_var_avg(0) + optimizer.grad_var_avg(1)
     assert optimizer.grad_var_avg(1) != averages[0]
-
-
-def test_averages_of_a_group_begin_when_it_is_unfrozen():
-    unfrozen, added = mlp(), mlp()
-    first = AdaScale(torch.optim.SGD(layers(unfrozen, 0.05, 0.05)), num_gradients_to_accumulate=2)
-    second = AdaScale(torch.optim.SGD(layers(added, 0.05, 0.05)[:1]), num_gradients_to_accumulate=2)
-    for model in (unfrozen, added):
-        model[2].requires_grad_(False)
-    steps = list(batches(8, 2))
-    assert train(unfrozen, first, steps[:4]) == train(added, second, steps[:4])
-    assert first.gain(1) == 1.0
-    for model in (unfrozen, added):
-        model[2].requires_grad_(True)
-    second.add_param_group(layers(added, 0.05, 0.05)[1])
-    first.zero_grad()  # hooks the unfrozen parameters
-    assert train(unfrozen, first, steps[4:]) == train(added, second, steps[4:])
-
-
-def test_a_group_may_be_added_to_the_wrapped_optimizer():
-    through, within = mlp(), mlp()
-    inner = torch.optim.SGD(layers(within, 0.05, 0.05)[:1])
-    first = AdaScale(torch.optim.SGD(layers(through, 0.05, 0.05)[:1]), num_gradients_to_accumulate=2)
-    second = AdaScale(inner, num_gradients_to_accumulate=2)
-    steps = list(batches(8, 2))
-    for model in (through, within):
-        model[2].requires_grad_(False)
-    assert train(through, first, steps[:4]) == train(within, second, steps[:4])
-    for model in (through, within):
-        model[2].requires_grad_(True)
-    first.add_param_group(layers(through, 0.05, 0.05)[1])
-    inner.add_param_group(layers(within, 0.05, 0.05)[1])
-    second.zero_grad()
-    assert train(through, first, steps[4:]) == train(within, second, steps[4:])
-    assert first.gain(1) == second.gain(1) != second.gain(0)
 
 
 def test_hooks_do_not_keep_the_optimizer_alive():

@@ -7,7 +7,6 @@ import torch
 
 from adaecho import AdaScale
 from tests.adascale.helpers import (
-    accumulating,
     assert_identical,
     backward,
     batches,
@@ -131,28 +130,3 @@ def under(rule, kind):
 def test_a_rule_that_does_not_fit_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
-
-
-def test_a_custom_optimizer_is_accepted():
-    class Own(torch.optim.Optimizer):
-        def step(self):
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.data -= group["lr"] * parameter.grad
-
-    model, expected = mlp(), mlp()
-    own = AdaScale(Own(model.parameters(), {"lr": 0.05}), num_gradients_to_accumulate=2)
-    train(expected, accumulating(expected, momentum=0.0), batches(3, 2))
-    train(model, own, batches(3, 2))
-    torch.testing.assert_close(weights(model), weights(expected))
-
-
-def test_losses_that_are_not_divided():
-    model = mlp()
-    settings = {"num_gradients_to_accumulate": 2, "debias_ewma": False, "is_scaled_loss": False}
-    optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), **settings)
-    optimizer.scale_grad_by_num_grads_to_accum()  # nothing to divide yet
-    model(next(batches(1, 1))[0][0]).sum().backward()
-    before = model[0].weight.grad.clone()
-    optimizer.scale_grad_by_num_grads_to_accum()
-    assert_identical(model[0].weight.grad, before / 2)

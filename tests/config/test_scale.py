@@ -10,7 +10,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pyarrow import parquet
 
 from adaecho.config import size_defaults
-from adaecho.config.size_defaults import Size
+from adaecho.config.size_defaults import _split
+from adaecho.config.tasks import Size
 from adaecho.errors import ConfigError, DataError
 from adaecho.run import explain
 from adaecho.tasks import build_task
@@ -37,7 +38,7 @@ def values(size: Size, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def test_714_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
     size = Size(714, 714, has_validation=False)
-    assert (size.held_out, size.training) == (142, 572)
+    assert _split(size) == (142, 572)
     assert values(size, monkeypatch) == {
         "batch_size": 32, "shuffle_buffer": 143, "every_fresh_examples": 286, "max_fresh_examples": 5720,
     }  # fmt: skip
@@ -50,14 +51,15 @@ def test_whatever_the_number_there_are_steps_and_evaluations_within_the_budget(
 ) -> None:
     size = Size(number, number, has_validation)
     found = values(size, monkeypatch)
-    assert (size.held_out or 0) + size.training == number
-    assert size.training >= 1
+    held_out, training = _split(size)
+    assert (held_out or 0) + training == number
+    assert training >= 1
     batch, budget = found["batch_size"], found["max_fresh_examples"]
     assert batch in (4, 8, 16, 32, 64)
     assert found["shuffle_buffer"] + batch < budget, "the first step is within the budget"
-    assert found["shuffle_buffer"] <= max(size.training / 4, 1)
+    assert found["shuffle_buffer"] <= max(training / 4, 1)
     assert 2 * found["every_fresh_examples"] <= budget, "two evaluations at least"
-    assert budget >= 2 * size.training
+    assert budget >= 2 * training
 
 
 @pytest.mark.parametrize("budget", [150, 500, 1143, 1144, 5720, 10**6, None])
@@ -74,10 +76,10 @@ def test_a_short_first_try_steps_and_is_evaluated_within_its_budget(
 
 
 def test_documents_are_held_out_and_blocks_are_trained_on() -> None:
-    size = Size(1000, 50, has_validation=False, name="blocks")
-    assert (size.held_out, size.training) == (10, 800)
-    assert Size(10**6, 10**6, has_validation=False).held_out == 1000
-    assert Size(7, 1, has_validation=True).held_out is None
+    size = Size(1000, 50, has_validation=False)
+    assert _split(size) == (10, 800)
+    assert _split(Size(10**6, 10**6, has_validation=False))[0] == 1000
+    assert _split(Size(7, 1, has_validation=True))[0] is None
 
 
 def test_the_config_holds_numbers_and_what_is_typed_wins(compose_config: Compose, tmp_path: Path) -> None:
@@ -112,14 +114,14 @@ def test_photographs_in_class_folders_train_at_once(compose_config: Compose, tmp
 def test_boxes_without_a_validation_split_are_held_out(compose_config: Compose, tmp_path: Path) -> None:
     write_coco(tmp_path, "train", coco(10))
     size = CocoOptions.size_of(str(tmp_path), {"keep_images_without_boxes": True}, 0)
-    assert (size.units, size.has_validation, size.held_out) == (10, False, 2)
+    assert (size.units, size.has_validation) == (10, False)
     typed = ("task=coco", "task.ghost_size=null", f"data.path={tmp_path}", "task.image_size=96")
     built = build_task(compose_config(*typed, "data.validation_examples=4"))
     assert built.facts["validation_images"] == 4
     with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of the 10"):
         build_task(compose_config(*typed))
     write_coco(tmp_path, "val", coco(4, first=10))
-    assert CocoOptions.size_of(str(tmp_path), {"keep_images_without_boxes": True}, 0).held_out is None
+    assert CocoOptions.size_of(str(tmp_path), {"keep_images_without_boxes": True}, 0).has_validation
     with pytest.raises(ConfigError, match=r"data\.validation_examples=4: .* has a validation split"):
         build_task(compose_config(*typed, "data.validation_examples=4"))
 
@@ -128,7 +130,7 @@ def test_the_size_of_text_is_told_from_files_rows_and_lines(tmp_path: Path) -> N
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("four words of text\n" * 100)
     size = text(tmp_path)
-    assert (size.units, size.examples, size.name) == (5, 5 * 1900 // 3 // 64, "blocks")
+    assert (size.units, size.examples) == (5, 5 * 1900 // 3 // 64)
     (tmp_path / "5.txt").write_text("\n \n" * 50)  # which are no documents
     assert (text(tmp_path).units, text(tmp_path, lines=True).units) == (5, 500)
     rows = tmp_path / "rows"
@@ -156,13 +158,10 @@ def test_what_has_no_size_is_one_message(
     assert explain(caught.value).startswith(message)
 
 
-def test_one_line_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size_defaults, "_size", lambda _: Size(714, 714, has_validation=False))
-    plain = {
-        "batch_size": 32, "max_fresh_examples": 5720, "data": {"validation_examples": 142},
-        "echo": {"shuffle_buffer": 143}, "evaluate": {"every_fresh_examples": 286},
-    }  # fmt: skip
-    assert size_defaults.describe(OmegaConf.create(), plain) == (
-        "scale: 572 images, 142 images for validation, batch 32, buffer 143, evaluated every 286, "
-        "budget 5,720"
+def test_the_chosen_values_are_one_line() -> None:
+    plain = {"batch_size": 32, "max_fresh_examples": 5720, "echo": {"shuffle_buffer": 143}}
+    plain["evaluate"] = {"every_fresh_examples": 286}
+    assert size_defaults.describe(plain) == (
+        "scale: batch_size=32, echo.shuffle_buffer=143, evaluate.every_fresh_examples=286, "
+        "max_fresh_examples=5720"
     )

@@ -17,7 +17,6 @@ def test_it_names_versions_and_machine():
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"torch", "numpy"} <= found["packages"].keys()
     assert found["cpu_cores"] >= 1
-    assert found["code"] == module.code_digest()
     assert json.loads(json.dumps(found)) == found
 
 

@@ -31,9 +31,9 @@ def test_a_disk_that_fills_leaves_the_old_records_whole_and_starts_no_run(tmp_pa
             run.write_summary({"status": "running"})
             fill(disk)
             big = "x" * 100_000
-            with pytest.raises(FolderError, match=r"metrics\.jsonl: the disk is full"):
+            with pytest.raises(FolderError, match=r"metrics\.jsonl: No space left"):
                 run.append_metrics({"big": big})
-            with pytest.raises(FolderError, match=r"summary\.json: the disk is full.* continues from"):
+            with pytest.raises(FolderError, match=r"summary\.json: No space left .*; free space"):
                 run.write_summary({"status": "reached", "big": big})
             assert run.read_metrics() == [{"number": 0}]
             assert run.read_summary() == {"status": "running"}
@@ -49,22 +49,21 @@ def test_a_path_that_cannot_be_a_folder_is_named(tmp_path):
     with pytest.raises(FolderError, match=r"run: File exists; .*choose another folder"):
         RunFolder(tmp_path / "run").lock().__enter__()
     with small_disk(disk := tmp_path / "disk", "ro"):
-        says = "disk/run: Read-only file system; make it writable"
+        says = "disk/run: Read-only file system; free space, make it writable"
         with pytest.raises(FolderError, match=says):
             RunFolder(disk / "run").lock().__enter__()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_failing_flush_leaves_the_old_file(tmp_path, monkeypatch, code):
+def test_a_failing_flush_leaves_the_old_file(tmp_path, monkeypatch):
     """Network disks accept data and fail at the flush."""
     path = tmp_path / "summary.json"
     files.write_json(path, {"status": "running"})
 
     def refuse(_):
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(FolderError, match="the disk is full"):
+    with pytest.raises(FolderError, match="; free space"):
         files.write_json(path, {"status": "reached"})
     assert files.read_json(path) == {"status": "running"}
     assert os.listdir(tmp_path) == ["summary.json"]

@@ -95,15 +95,6 @@ def test_fresh_renames_the_old_runs(folder):
         pass
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
-def test_records_without_a_config_are_refused(folder, name):
-    (folder.path / name).write_text("{}\n")
-    with pytest.raises(FolderError, match=r"no config\.yaml.*restart=true"):
-        folder.start(CONFIG)
-    folder.start(CONFIG, restart=True)
-    assert folder.moved_to == folder.path.with_name("run.old-1")
-
-
 def test_metrics_are_lines_of_strict_json_cut_back_to_a_checkpoint(folder):
     path = folder.path / "metrics.jsonl"
     folder.truncate_metrics(0)
@@ -119,12 +110,6 @@ def test_metrics_are_lines_of_strict_json_cut_back_to_a_checkpoint(folder):
     assert path.read_text() == text
     folder.truncate_metrics(0)
     assert path.read_bytes() == b""
-
-
-def test_a_summary_is_replaced(folder):
-    folder.write_summary({"status": "running"})
-    folder.write_summary({"status": "reached", "to_target": {"steps": 7}})
-    assert folder.read_summary() == {"status": "reached", "to_target": {"steps": 7}}
 
 
 def test_tracebacks_of_all_attempts_stay(folder):

@@ -81,13 +81,6 @@ def test_a_live_process_keeps_the_lock_even_if_stopped_and_a_dead_one_loses_it(t
         is_free(tmp_path)
 
 
-def test_a_second_writer_in_this_process_is_refused(tmp_path):
-    with held(tmp_path) as first:
-        is_refused(tmp_path, f"process {os.getpid()}")
-        assert first.is_mine()
-    is_free(tmp_path)
-
-
 def test_a_process_of_another_host_holds_the_lock_while_its_heart_beats(tmp_path):
     write_lock(tmp_path, lock.STALE_AFTER_S - 30)
     is_refused(tmp_path, "process 1 on host elsewhere")

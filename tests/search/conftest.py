@@ -25,7 +25,7 @@ Command = Callable[..., Path]
 BuildArms = Callable[..., tuple[Arm, ...]]
 
 
-# The stub's own, so that no change to a task's axes changes which of its trials diverge.
+# Axes of the stub: changes to a task's axes then do not change which stub trials diverge.
 STUB = {
     "task.name": TASK,
     "optimizer.learning_rate": "tag(log,interval(0.01,1.0))",
@@ -58,7 +58,7 @@ def _arms(*overrides: str, only: Callable[[dict[str, Any]], dict[str, Any]] = di
 
 @pytest.fixture
 def arms_of() -> BuildArms:
-    """``arms_of(*_of_stub(["echo=none,batch"]))`` are the arms of that sweep, or ``only`` some it names."""
+    """``arms_of(*overrides)``: the arms of a sweep; ``only`` selects named arms."""
     return _arms
 
 
@@ -70,10 +70,10 @@ def launch(overrides: Sequence[str]) -> None:
 
 @pytest.fixture
 def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder.
+    """``run_sweep("search.trials=2", folder="there")``: run a sweep of stub trials; returns its folder.
 
-    Its workers are forked; those of ``launch`` are interpreters, as a user's. Nothing is drawn unless it is
-    ``drawn``, which takes as long as all else.
+    Workers are forked; ``launch`` starts new interpreters, like a user's command. Figures are slow, so they
+    are drawn only with ``drawn=True``.
     """
     monkeypatch.setattr(sweeper, "Worker", functools.partial(Worker, runner=run_trial))
     monkeypatch.setattr(workers, "CONTEXT", forks.FORKS)

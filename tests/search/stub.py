@@ -1,7 +1,6 @@
-"""A trial that trains nothing: its outcome follows from its learning rate, a file says how it misbehaves.
+"""A trial that trains nothing. Its learning rate decides the outcome, and a file lists its faults.
 
-This module is also its task, with the options of ``digits``: a worker then imports no torch, which takes
-longer than all else it does.
+This module is also its task, with the options of ``digits``, so that workers do not import torch.
 """
 
 import errno
@@ -28,7 +27,7 @@ DIVERGES_ABOVE = 0.3
 
 @dataclass
 class Options(TaskConfig):
-    """What ``conf/task/digits.yaml`` gives."""
+    """The keys of ``conf/task/digits.yaml``."""
 
     model: str = ""
     training_examples: int | None = None
@@ -36,14 +35,14 @@ class Options(TaskConfig):
 
 
 def build(config: Config, options: Options) -> None:  # noqa: ARG001
-    """What makes this module a task."""
+    """A task module must define it."""
     raise AssertionError("a trial that trains nothing builds nothing")
 
 
 def run_trial(
     config: Config, folder: Path, overrides: Sequence[str] = (), *, begun: Any, prune: Any = None  # noqa: ARG001
 ) -> dict[str, Any]:  # fmt: skip
-    """Leaves the summary of a trial that needed 100 / learning_rate fresh examples, or diverged above 0.3."""
+    """Write the summary of a trial: 100 / learning_rate fresh examples; rates above 0.3 diverge."""
     run = RunFolder(folder)
     with run.lock():
         run.start(to_plain(config), list(overrides), {})
@@ -65,7 +64,7 @@ def run_trial(
 
 @contextmanager
 def _full_disk() -> Iterator[None]:
-    """No file can be made safe inside."""
+    """Every fsync fails inside the block."""
 
     def fsync(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -78,13 +77,13 @@ def _full_disk() -> Iterator[None]:
 
 
 def _control(folder: Path) -> dict[str, Any]:
-    """How the sweep's trials misbehave."""
+    """The faults of the sweep's trials."""
     path = folder.parents[2] / "control.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _misbehave(folder: Path, control: dict[str, Any]) -> bool:
-    """Do what the sweep's ``control.json`` says of this trial; whether its disk is full."""
+    """Commit the faults of this trial in ``control.json``; returns whether its disk is full."""
     name = "/".join(folder.parts[-3:])
     time.sleep(control.get("sleep_s", 0))
     if name in control.get("users_error", ()):

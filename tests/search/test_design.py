@@ -1,4 +1,4 @@
-"""Axes, and the points of searches along them, which nothing else moves."""
+"""Axes, and the points of searches, which depend on the design alone."""
 
 import itertools
 import math
@@ -52,7 +52,7 @@ def test_the_first_point_is_one_of_the_design_and_not_random() -> None:
 
 
 def test_golden_points_and_seeds() -> None:
-    """Recorded 2026-11; a change here would move the points of every sweep that is under way."""
+    """Recorded 2026-11. A change would move the points of running sweeps."""
     points = [[0.590448884293437, 0.31457058154046535], [0.2533683720976114, 0.6800232576206326]]
     assert sobol(12345, 2, 2) == pytest.approx(np.array(points))
     seeds = [trial_seed(0, 0, 0), trial_seed(0, 0, 1), trial_seed(0, 1, 0)]
@@ -138,7 +138,7 @@ def test_whole_numbers_stay_inside_fractional_bounds_and_times_factor_scales_bot
         (RATE, f"interval(0, {math.inf})", 1, "finite bounds"),
     ],
 )
-def test_axes_that_cannot_be_are_refused_by_name(key: str, text: str, factor: object, expected: str) -> None:
+def test_invalid_axes_are_refused_by_name(key: str, text: str, factor: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as refusal:
         parse_axis(key, text, factor)
     assert key in str(refusal.value)

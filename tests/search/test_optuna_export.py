@@ -1,4 +1,4 @@
-"""The Optuna export: complete, usable, and of no consequence."""
+"""The Optuna export is complete and usable, and its errors are warnings."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.search.conftest import Command
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished sweep for all tests here, each of which leaves it as it was."""
+    """One finished sweep, which no test changes for good."""
     return tmp_path_factory.mktemp("study") / "sweep"
 
 
@@ -63,7 +63,7 @@ def test_every_trial_is_exported_under_its_index(sweep: Path) -> None:
         assert trial.value == row["to_target_fresh_examples"]
 
 
-def test_it_is_made_whole_each_time_and_trials_that_have_not_ended_wait(sweep: Path) -> None:
+def test_each_export_is_complete_and_open_trials_wait(sweep: Path) -> None:
     before = _trials(sweep)
     (sweep / JOURNAL).write_bytes(b"torn")
     state = _state(sweep)

@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs and at its end, on a narrow terminal without colour and in a log."""
+"""The lines and the table that a sweep prints."""
 
 import io
 import json
@@ -12,15 +12,13 @@ from rich.console import Console
 
 from adaecho.figures.report import unfinished_note
 from adaecho.records.files import write_json
-from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, summarize, terminal_table
+from adaecho.records.table import decimals_of, end_of_sweep, summarize, terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
 from adaecho.search.report import (
     Progress,
-    caption,
     edge_warnings,
-    headline,
     remarks,
     trial_rows,
     unfinished,
@@ -55,15 +53,11 @@ def state(design: Design, tmp_path: Path) -> SweepState:
     return state
 
 
-def printed(rows: list[dict[str, Any]], width: int = 80) -> list[list[str]]:
+def printed(rows: list[dict[str, Any]]) -> list[list[str]]:
     """The words of each line of the table at the end of a sweep."""
-    return [line.split() for line in on_terminal(end_of_sweep(rows, summarize(rows)), width)]
-
-
-def on_terminal(columns: list[Column], width: int = 80) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(terminal_table(columns, console.width))
-    return console.file.getvalue().splitlines()
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    console.print(terminal_table(end_of_sweep(rows, summarize(rows))))
+    return [line.split() for line in console.file.getvalue().splitlines()]
 
 
 def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
@@ -71,12 +65,12 @@ def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
 ) -> None:
     state = SweepState(replace(design, repeats=1), tmp_path)
     for trial in state.missing():
-        state.trial_folder(trial).mkdir(parents=True)
+        (tmp_path / str(trial)).mkdir(parents=True)
         seed = trial_seed(design.seed, trial.repeat, trial.index)
-        write_json(state.trial_folder(trial) / "summary.json", {**_summary("reached", 8_000), "seed": seed})
+        write_json((tmp_path / str(trial)) / "summary.json", {**_summary("reached", 8_000), "seed": seed})
     assert state.searches[design.arms[0].name, 0].summaries == {}
     monkeypatch.setattr(report, "draw", lambda *_: [])
-    write_outcome(state, Console(file=io.StringIO()))
+    write_outcome(state)
     assert len(json.loads((tmp_path / "trials.json").read_text())) == 6
     assert unfinished(state) == []
 
@@ -84,7 +78,7 @@ def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
 def test_a_sweep_without_a_target_that_diverged_ends_without_a_figure(tmp_path: Path) -> None:
     ended = _own("none", 0.5)
     diverged = {**ended, "status": "diverged", "experiment": "sweep", "task": "digits"}
-    assert report.draw(tmp_path, [diverged], summarize([diverged])) == []
+    assert report.draw(tmp_path, [diverged]) == []
 
 
 def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
@@ -96,14 +90,12 @@ def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
     assert rows[3]["seed"] == trial_seed(design.seed, 0, 3)
 
 
-def test_the_table_of_an_outcome_fits_80_columns_and_a_narrow_one_keeps_the_main_figures(
+def test_the_table_of_an_outcome_fits_80_columns(
     state: SweepState,
 ) -> None:
     lines = printed(trial_rows(state))
     assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
     assert lines[3] == ["echo-batch", "3,000", "3,000-3,000", "0.75", "10", "1.2", "-", "1"]
-    for width in (40, 60):
-        assert printed(trial_rows(state), width)[2] == ["echo-none", "4,000", "1.00", "-"]
 
 
 def test_many_metrics_leave_the_arms_their_names() -> None:
@@ -114,39 +106,6 @@ def test_many_metrics_leave_the_arms_their_names() -> None:
     text = "_".join(word for line in printed([row]) for word in line)
     assert "example_before" in text
     assert "mAP_large" not in text
-
-
-def test_a_heading_has_two_lines_and_a_number_stays_beside_its_unit() -> None:
-    columns = [Column("arm", ["a"], NARROW), Column("95 % interval", ["0.50 to 0.60"], NARROW)]
-    first, second, _ = on_terminal(columns)
-    assert first.split() == ["95", "%"]
-    assert second.split() == ["arm", "interval"]
-
-
-@pytest.mark.parametrize(
-    ("costs", "over", "more"),
-    [
-        ((4_000, 4_500, 4_200), "3 runs", ", with 95 % interval"),
-        ((4_000, None, 4_200), "those that reached it of 3 runs", "; < and > are bounds"),
-    ],
-)
-def test_the_caption_says_of_which_searches_the_means_are(
-    design: Design, tmp_path: Path, costs: tuple[int | None, ...], over: str, more: str
-) -> None:
-    state = SweepState(replace(design, repeats=3, trials=1), tmp_path)
-    for arm, of_arm in zip(design.arms, [(9_000, 8_000, 8_500), costs], strict=True):
-        for repeat, cost in enumerate(of_arm):
-            summary = _summary("reached" if cost else "budget_spent", cost)
-            state.searches[arm.name, repeat].summaries = {0: summary}
-    rows = trial_rows(state)
-    ratio = "ratio: geometric means of fresh examples, arm / baseline"
-    says = f"To the target: mean over {over} of each arm; {ratio}{more}."
-    assert caption(state, rows, summarize(rows)) == says
-    alone = [row for row in rows if row["arm"] == design.arms[1].name]
-    assert "ratio" not in caption(state, alone, summarize(alone))
-    to_the_end = [{**row, "target_value": None} for row in rows]
-    arms = [{"arm": arm.name} for arm in design.arms]  # which have no ratios
-    assert caption(state, to_the_end, arms).startswith("At the end of the budgets: mean over the runs of")
 
 
 def test_an_incomplete_search_says_so(state: SweepState) -> None:
@@ -160,7 +119,7 @@ def test_an_incomplete_search_says_so(state: SweepState) -> None:
     assert unfinished(state) == []
     search = state.searches["echo-none", 0]
     search.summaries = {}
-    says = "incomplete: 3 of 6 trials have not ended; run the same -m command to continue"
+    says = "incomplete: 3 trials left; run the same -m command to continue"
     assert unfinished(state) == [says]
     search.summaries = {0: _summary("budget_spent")}
     assert [row.get("trials_left") for row in trial_rows(state)] == [2, 1, 1, 1]
@@ -209,7 +168,7 @@ def test_status_and_collect_read_folders_alone(
     main(["status", str(folder)])
     told = capsys.readouterr().out
     assert told.startswith(f"{folder}: 1 arm, 2 trials, 1 to run")
-    assert "incomplete: 1 of 2 trials have not ended" in told
+    assert "incomplete: 1 trial left" in told
     assert not (folder / "outcome.json").exists()
     main(["collect", str(folder)])
     assert json.loads((folder / "outcome.json").read_text())[0]["trials"] == 1
@@ -227,23 +186,6 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
     for row in rows:
         del row["final_cross_entropy"], row["validation_images"]
     assert printed(rows)[-1] == ["a", "0.6250", "3,200", "100", "6,400", "2"]  # no gain, and none diverged
-
-
-def test_the_printed_collect_command_finds_the_same_configs_again() -> None:
-    theirs = {"path": "/somewhere/conf", "schema": "file", "provider": "main"}
-    mine = {"path": str(Path.cwd() / "conf"), "schema": "file", "provider": "command-line"}
-    typed = {"hydra": ["hydra.sweep.dir=runs/mine", "hydra.mode=MULTIRUN"]}
-    hydra = {"overrides": typed, "runtime": {"config_sources": [theirs, mine]}}
-    config = OmegaConf.create({"tracking": {"kind": "none", "mode": "offline"}, "hydra": hydra})
-    (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
-    assert line.endswith(
-        "collect runs/mine --command 'python -m adaecho.run --config-dir conf -m experiment=mine "
-        "hydra.sweep.dir=runs/mine'"
-    )
-    config.hydra.overrides.hydra = ["hydra.mode=MULTIRUN"]
-    del config.hydra.runtime.config_sources[1]
-    (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
-    assert line.endswith("--command 'python -m adaecho.run -m experiment=mine'")
 
 
 def _own(arm: str, value: float, **changes: Any) -> dict[str, Any]:
@@ -265,72 +207,40 @@ def test_the_table_of_own_data_says_no_more_than_its_images_carry() -> None:
     assert [decimals_of(number) for number in (1, 10, 20, 142, 10_000, 10**6, None)] == [1, 1, 2, 3, 4, 4, 4]
 
 
-def test_a_sweep_that_missed_its_target_everywhere_says_what_to_raise(state: SweepState) -> None:
+def test_a_sweep_that_missed_its_target_everywhere_says_what_to_raise() -> None:
     goal = {"target_value": 0.9}
     rows = [_own("none", 0.55, **goal), _own("batch", 0.6, **goal)]
-    (line,) = report.missed(rows, state)
-    assert line.startswith("missed: no evaluation met the target, accuracy 0.9, within max_fresh_examples=")
-    assert "(best value: 0.6); raise max_fresh_examples, or set a target.value that was met" in line
-    assert (
-        "; all trials diverged: lower"
-        in report.missed([row | {"status": "diverged"} for row in rows], state)[0]
-    )
-    assert report.missed([_own("free", 0.7, target_value=None), *rows], state) == [line], (
-        "that one had no target"
-    )
+    (line,) = report.missed(rows)
+    assert line.startswith("missed: no evaluation met the target, accuracy 0.9 (best value: 0.6); raise")
+    assert "; all trials diverged: lower" in report.missed([row | {"status": "diverged"} for row in rows])[0]
+    assert report.missed([_own("free", 0.7, target_value=None), *rows]) == [line], "that one had no target"
     met = _own("none", 0.95, **goal) | {"to_target_fresh_examples": 320}
-    assert not report.missed([*rows, met], state)
+    assert not report.missed([*rows, met])
 
 
-NAME = "example_before_augmentation_e4"
+def test_the_printed_command_is_the_typed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["run.py", "-m", "--config-dir", "conf", "experiment=mine"])
+    config = OmegaConf.create({"tracking": {"kind": "none"}})
+    (line,) = next_steps(config, Path("runs/mine"))
+    assert line.endswith(
+        "collect runs/mine --command 'python -m adaecho.run -m --config-dir conf experiment=mine'"
+    )
 
 
-def _state(design: Design, folder: Path) -> SweepState:
-    first, second = design.arms
-    arms = (replace(first, name="baseline"), replace(second, name=NAME))
-    state = SweepState(replace(design, arms=arms), folder)
-    reached = {"status": "reached", "to_target": {"fresh_examples": 12_480}}
-    state.searches["baseline", 0].summaries = {0: reached, 1: {"status": "diverged"}}
+def test_each_ended_trial_is_a_line(state: SweepState, capsys: pytest.CaptureFixture[str]) -> None:
+    new = SweepState(state.design, state.folder)
+    progress = Progress(new)
+    new.searches = state.searches
     best = {"metric": "accuracy", "value": 0.93}
-    missed = {"status": "budget_spent", "target": {"value": 0.97}, "best": best}
-    state.searches[NAME, 1].summaries = {0: missed, 1: {"status": "failed", "error": "boom"}}
-    return state
-
-
-def test_the_headline_names_what_each_arm_searches(design: Design, tmp_path: Path) -> None:
-    first, second = design.arms
-    alike = headline(SweepState(design, tmp_path))
-    assert alike[1] == f"searched: {', '.join(axis.key for axis in first.axes)}"
-    fixed = replace(design, arms=(first, replace(second, axes=first.axes[1:])))
-    told = headline(SweepState(fixed, tmp_path))
-    assert told[1] == f"searched: {first.axes[0].key} (in 1 arm), {first.axes[1].key}"
-    assert len(headline(SweepState(replace(design, arms=(replace(first, axes=()),)), tmp_path))) == 1
-
-
-def _console() -> Console:
-    return Console(file=io.StringIO(), width=80, no_color=True, color_system=None)
-
-
-def _shown(console: Console) -> list[str]:
-    return console.file.getvalue().splitlines()
-
-
-def test_each_trial_that_ends_is_a_line_with_its_number_and_the_time_left(
-    design: Design, tmp_path: Path
-) -> None:
-    console, ended = _console(), _state(design, tmp_path)
-    state = SweepState(ended.design, tmp_path)
-    progress = Progress(state, console)
-    for key, search in ended.searches.items():
-        for index, summary in search.summaries.items():
-            state.searches[key].summaries[index] = {**summary, "train_time_s": 2.0, "eval_time_s": 1.0}
-    state.searches["baseline", 1].summaries = {index: {"status": "running"} for index in range(2)}
-    assert progress(at_once=True) == 4
-    assert progress() == 4
-    assert [line.partition("; about")[0] for line in _shown(console)] == [
-        "1/13  baseline/0/0: reached after 12,480 fresh examples",
-        "2/13  baseline/0/1: diverged",
-        f"3/13  {NAME}/1/0: missed the target (budget_spent), best accuracy 0.93",
-        f"3/13  {NAME}/1/1: failed (boom)",
+    new.searches["echo-batch", 0].summaries[2]["best"] = best
+    assert progress() == progress() == 7
+    lines = [line.partition("; about")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "1/7  echo-none/0/0: reached after 8,000 fresh examples",
+        "2/7  echo-batch/0/0: reached after 3,000 fresh examples",
+        "3/7  echo-none/0/1: diverged",
+        "3/7  echo-batch/0/1: failed (no message)",
+        "4/7  echo-none/0/2: reached after 4,000 fresh examples",
+        "5/7  echo-batch/0/2: budget_spent, best accuracy 0.93",
+        "6/7  echo-none/0/3: reached after 6,000 fresh examples",
     ]
-    assert _shown(console)[-1].endswith("about 0:15 left")  # ten are missing, 3 s each, two at a time

@@ -1,16 +1,16 @@
 from dataclasses import replace
-from itertools import permutations
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
-from adaecho.search.state import Pruner, Search, SweepState
+from adaecho.search.state import Search, SweepState, cannot_win
 
 
 def _search(design: Design, *statuses: str | None, max_diverged: int = 6) -> Search:
-    """A search for three trials, of which those of the first indices ended so."""
+    """A search of three trials with these statuses."""
     ended = {index: {"status": status} for index, status in enumerate(statuses) if status}
     return Search(design.arms[0], 0, 3, max_diverged, ended)
 
@@ -38,22 +38,6 @@ def test_which_trials_of_a_search_are_missing_and_counted(
     assert len(search.wanted()) == 3 + min(statuses.count("diverged"), max_diverged)
 
 
-def test_the_points_of_a_search_do_not_depend_on_the_order_in_which_trials_end(design: Design) -> None:
-    for order in permutations(range(3)):
-        search = _search(design)
-
-        def end(index: int, search: Search = search) -> None:
-            search.summaries[index] = {"status": "diverged" if index in (0, 3) else "reached"}
-
-        for place in order:
-            while (left := list(search.missing())) and place < len(left):
-                end(left[place])
-        while left := list(search.missing()):
-            end(left[-1])
-        assert sorted(search.summaries) == [0, 1, 2, 3, 4]
-        assert search.counted() == {1, 2, 4}
-
-
 def test_without_axes_there_is_one_trial_per_search(design: Design, tmp_path: Path) -> None:
     fixed = replace(design.arms[0], axes=())
     state = SweepState(replace(design, arms=(fixed,)), tmp_path)
@@ -70,16 +54,14 @@ def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design,
     assert len(missing) == len(set(missing)) == 12
 
 
-def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_seen(
-    design: Design, tmp_path: Path
-) -> None:
-    """The last look at a sweep, after its workers have ended, is the one that its outcome is made of."""
+def test_one_refresh_finds_diverged_trials_and_their_replacements(design: Design, tmp_path: Path) -> None:
+    """The outcome uses a single refresh after the workers have ended."""
     state = SweepState(design, tmp_path)
     statuses = ["reached", "diverged", "reached", "diverged", "reached"]
     for (arm, repeat), search in state.searches.items():
         assert search.trials == 3
         for index, status in enumerate(statuses):
-            folder = state.trial_folder(TrialId(arm, repeat, index))
+            folder = tmp_path / str(TrialId(arm, repeat, index))
             folder.mkdir(parents=True)
             write_json(folder / "summary.json", {"status": status, "to_target": {"fresh_examples": 1}})
     state.refresh()
@@ -96,7 +78,7 @@ def _write_summary(folder: Path, index: int, status: str, fresh_examples: int | 
 def test_a_trial_is_pruned_beyond_the_best_complete_one_of_its_search(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "notes").mkdir()
-    prune = Pruner(tmp_path / "0")
+    prune = partial(cannot_win, tmp_path / "0")
     assert not prune(10**9)
     _write_summary(tmp_path, 1, "diverged", None)
     _write_summary(tmp_path, 2, "running", None)

@@ -1,4 +1,4 @@
-"""Whole sweeps, with real worker processes whose trials train nothing."""
+"""Complete sweeps with worker processes and stub trials."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ def _summaries(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _begun(folder: Path) -> dict[str, int]:
-    """How often each trial was begun."""
+    """Number of starts of each trial."""
     return {
         str(path.parent.relative_to(folder)): len(path.read_text().splitlines())
         for path in folder.glob("*/*/*/begun.log")
@@ -49,7 +49,7 @@ def _alive(pid: int) -> bool:
 
 
 def _misbehaving(**control: Any) -> Path:
-    """``./sweep``, whose trials are to do that; the file that says so."""
+    """Create ``./sweep`` with these faults; returns the file that lists them."""
     Path("sweep").mkdir()
     write_json(Path("sweep/control.json"), control)
     return Path("sweep/control.json")
@@ -76,9 +76,7 @@ def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Comm
     assert point == [trial["optimizer.learning_rate"], trial["optimizer.momentum"]]
 
 
-def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(
-    run_sweep: Command, finished: Path
-) -> None:
+def test_the_same_command_runs_only_missing_trials(run_sweep: Command, finished: Path) -> None:
     before = _summaries(finished)
     for name, status in (("none/0/0", "running"), ("none/0/2", "preempted")):
         write_json(finished / name / "summary.json", {**before[name], "status": status})
@@ -107,9 +105,7 @@ def test_a_sweep_can_grow(run_sweep: Command, finished: Path) -> None:
         ("optimizer.learning_rate=interval(0.1,0.2)",
          "axes.optimizer.learning_rate.low: 0.01 in the folder, 0.1"),
         ("target.value=0.9", "none.config.target.value: 0.97 in the folder, 0.9 now"),
-        ("max_fresh_examples=500", "in the folder, 500 now"),
         ("echo=batch", "arms: ['none'] in the folder, ['batch_e2'] now"),
-        ("search.prune=true", "search.prune: False in the folder, True now"),
     ],
 )  # fmt: skip
 def test_another_design_in_the_folder_is_refused_with_a_diff(
@@ -122,7 +118,7 @@ def test_another_design_in_the_folder_is_refused_with_a_diff(
     assert "restart=true" in str(refusal.value)
 
 
-def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command, finished: Path) -> None:
+def test_restart_renames_the_old_sweep(run_sweep: Command, finished: Path) -> None:
     run_sweep(*ONE_ARM, "search.seed=1", "restart=true")
     assert json.loads((finished / "design.json").read_text())["search"]["seed"] == 1
     assert len(_summaries(Path("sweep.old-1"))) >= 4
@@ -142,7 +138,7 @@ def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     more_than_once = {name: times for name, times in begun.items() if times > 1}
     assert more_than_once == {"none/0/0": 3, "none/0/1": 3, "none/0/2": 2, "none/0/3": 3}
     shown, warned = capsys.readouterr()
-    killed = "a worker died (killed by signal 9, often for lack of memory); see"
+    killed = "a worker died (exit code -9; -9 is often lack of memory); see"
     assert warned.count(killed) == 4  # once of one trial, three times of another
     assert "search none/0 is incomplete: 2 trials failed" in shown
     assert "its process was killed, often for lack of memory" in found["none/0/3"]["error"]
@@ -152,9 +148,10 @@ def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"), [("users_error", "none/0/2: no such data"), ("disk_full", ".*: the disk is full")]
+    ("fault", "says"),
+    [("users_error", "none/0/2: no such data"), ("disk_full", ".*: No space left")],
 )
-def test_what_only_the_user_can_mend_stops_the_sweep_and_loses_nothing(
+def test_an_error_for_the_user_stops_the_sweep_and_loses_nothing(
     run_sweep: Command, fault: str, says: str
 ) -> None:
     control, folder = _misbehaving(**{fault: ["none/0/2"]}), Path("sweep")
@@ -170,7 +167,7 @@ def test_what_only_the_user_can_mend_stops_the_sweep_and_loses_nothing(
 
 
 class Early:
-    """A runner that kills its process as it arrives there: so often as ``early.json`` says."""
+    """A runner that kills its process while it is unpickled, as often as ``early.json`` says."""
 
     def __reduce__(self) -> Any:
         return _run_trial_or_die, ()
@@ -184,13 +181,13 @@ def _run_trial_or_die() -> Any:
     return run_trial
 
 
-def test_a_worker_that_dies_before_its_first_trial_is_replaced_but_not_for_ever(
+def test_a_worker_that_dies_early_is_replaced_a_few_times(
     run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that memory that was short for a moment ends no sweep."""
+    """A temporary lack of memory does not end a sweep."""
     monkeypatch.setattr(sweeper, "Worker", functools.partial(Worker, runner=Early()))
     write_json(Path("early.json"), {"deaths": 100})
-    with pytest.raises(WorkerError, match=r"a worker died \(killed by signal 9, often for lack of memory\)"):
+    with pytest.raises(WorkerError, match=r"a worker died \(exit code -9"):
         run_sweep(*ONE_ARM)
     assert len(list(Path().glob("death-*"))) <= 8  # of two workers
     assert "warning: search.workers: a worker died" in capsys.readouterr().err
@@ -200,7 +197,7 @@ def test_a_worker_that_dies_before_its_first_trial_is_replaced_but_not_for_ever(
 
 @pytest.fixture
 def launch() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``launch(*overrides)``: the sweep in a process of its own, in the current folder; killed at the end."""
+    """``launch(*overrides)``: start the sweep as another process, which the end of the test kills."""
     code = "import sys\nfrom tests.search.conftest import launch\nlaunch(sys.argv[1:])\n"
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     launched = []
@@ -225,7 +222,7 @@ def _wait(until: Callable[[], Any]) -> Any:
 
 
 def _wait_for_trials(number: int) -> list[int]:
-    """Until that many trials of ``./sweep`` have begun; the pids of their workers."""
+    """Wait until so many trials of ``./sweep`` have begun; returns the pids of their workers."""
 
     def workers() -> list[int]:
         logs = [path.read_text() for path in Path("sweep").glob("*/*/*/begun.log")]
@@ -236,7 +233,7 @@ def _wait_for_trials(number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ctrl_c_or_a_kill_leaves_no_worker_and_a_sweep_that_goes_on(
+def test_after_ctrl_c_or_a_kill_no_worker_is_left_and_the_sweep_continues(
     run_sweep: Command, launch: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
     control = _misbehaving(hangs_s={"none/0/2": 600, "none/0/3": 600})
@@ -251,7 +248,7 @@ def test_ctrl_c_or_a_kill_leaves_no_worker_and_a_sweep_that_goes_on(
     assert _begun(folder)["none/0/0"] == 1
 
 
-def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and_computes_the_same(
+def test_a_second_launcher_is_refused_and_a_worker_may_join(
     run_sweep: Command, finished: Path, launch: Callable[..., subprocess.Popen[str]]
 ) -> None:
     expected = _summaries(finished)
@@ -264,7 +261,7 @@ def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and
     with pytest.raises(FolderError, match=f"process {launcher.pid}"):
         run_sweep(*one_worker)
     code = "from tests.search.stub import run_trial as run\nfrom adaecho.search.worker import Worker\n"
-    by_hand = subprocess.Popen([sys.executable, "-c", f"{code}Worker('sweep', 2, runner=run)(1)"])
+    by_hand = subprocess.Popen([sys.executable, "-c", f"{code}Worker('sweep', runner=run)(1)"])
     _wait(lambda: len(_summaries(folder)) >= len(expected) - 1)
     assert "none/0/0" not in _summaries(folder)
     os.kill(worker, signal.SIGKILL)  # the trial it was at is continued by the other, or by its successor
@@ -275,7 +272,7 @@ def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and
     assert _begun(folder) == dict.fromkeys(expected, 1) | {"none/0/0": 2}
 
 
-def test_workers_end_with_their_launcher_and_log_what_trials_print(finished: Path) -> None:
+def test_workers_log_each_trial_once(finished: Path) -> None:
     logs = [path.read_text() for path in sorted((finished / "workers").glob("worker-?.log"))]
     # As a set: two workers may reach for one trial at the same moment, and one finds it taken or finished.
     said = {
@@ -301,7 +298,7 @@ def test_an_ad_hoc_sweep_has_a_folder_per_design(run_sweep: Command) -> None:
 
 
 def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
-    """``hydra/sweeper=basic``; and ``-m`` may stand between overrides."""
+    """``hydra/sweeper=basic``; ``-m`` may come after overrides."""
     plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu")
     assert typed("adaecho.run", "device=cpu", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
     summaries = Path("runs/sweep/digits").glob("*/summary.json")

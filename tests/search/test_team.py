@@ -1,4 +1,4 @@
-"""A worker whose processes are ranks: tasks of a Slurm job, here started by hand with what Slurm sets."""
+"""A worker of two ranks, the tasks of a Slurm job, started here with the variables that Slurm sets."""
 
 import functools
 import os
@@ -84,7 +84,7 @@ def _dies(rank: int, *, victim: int) -> None:
 
 
 def _another_is_faster(_: int) -> None:
-    """It takes the trial after this worker has seen that it is free."""
+    """Another worker takes the trial after this worker has claimed it."""
     worker._claim = lambda state, trial, given_up, real=worker._claim: (
         real(state, trial, given_up) or (trial.index == 0 and not given_up.add(trial))
     )
@@ -101,7 +101,7 @@ def test_ranks_train_each_trial_as_torchrun_would(sweep: tuple[Design, Path]) ->
 
 
 @pytest.mark.parametrize("victim", first_form(1, also=[0]))
-def test_a_rank_that_dies_ends_the_worker_and_the_next_one_goes_on(
+def test_a_rank_that_dies_ends_the_worker_and_the_next_worker_continues(
     sweep: tuple[Design, Path], victim: int
 ) -> None:
     codes = _work(sweep[1], functools.partial(_dies, victim=victim))

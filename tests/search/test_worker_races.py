@@ -1,4 +1,4 @@
-"""What a worker meets where another one or a signal comes at the wrong moment, and what a trial leaves it."""
+"""A worker under signals, lost locks and changed designs, and its memory between trials."""
 
 import gc
 import json
@@ -20,7 +20,7 @@ from tests.search.stub import run_trial as stub_trial
 
 
 def _search_of_three(design: Design, folder: Path, **misbehaviour: Any) -> Path:
-    """One search in ``folder``, its second trial misbehaving; the folder of that search."""
+    """One search in ``folder`` whose second trial has faults; returns the folder of the search."""
     one = replace(design, arms=design.arms[:1], repeats=1, _cache={})
     record_design(one, folder)
     control = {key: {f"{one.arms[0].name}/0/1": value} for key, value in misbehaviour.items()}
@@ -30,7 +30,7 @@ def _search_of_three(design: Design, folder: Path, **misbehaviour: Any) -> Path:
 
 @pytest.mark.parametrize("when", ["signalled", "waits_in_vain"])
 def test_no_trial_begins_after_a_signal(design: Design, tmp_path: Path, when: str) -> None:
-    """One that comes in a trial's last evaluation, or while it waits for data, is heard by the worker."""
+    """The signal arrives in the last evaluation of a trial, or while the trial waits for data."""
     search = _search_of_three(design, tmp_path, **{when: "SIGTERM"})
     with pytest.raises(SystemExit) as end:
         Worker(str(tmp_path), runner=stub_trial)()
@@ -43,7 +43,7 @@ def test_no_trial_begins_after_a_signal(design: Design, tmp_path: Path, when: st
     assert len(list(search.glob("*/summary.json"))) >= 3
 
 
-def test_a_trial_that_was_taken_over_while_its_host_slept_does_not_stop_the_worker(
+def test_a_lost_lock_does_not_stop_the_worker(
     design: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_PATIENCE_S", 0.05)
@@ -62,7 +62,7 @@ def run_and_extend(
     return summary
 
 
-def test_a_worker_goes_on_with_the_design_that_is_there_now(design: Design, tmp_path: Path) -> None:
+def test_a_worker_continues_with_a_changed_design(design: Design, tmp_path: Path) -> None:
     search = _search_of_three(design, tmp_path)
     assert Worker(str(tmp_path), runner=run_and_extend)() is None
     statuses = [json.loads(path.read_text())["status"] for path in search.glob("*/summary.json")]
@@ -70,11 +70,11 @@ def test_a_worker_goes_on_with_the_design_that_is_there_now(design: Design, tmp_
 
 
 _left: list["weakref.ref[_DataSet]"] = []
-_alive: list[int] = []  # of the trials before, at the begin of each
+_alive: list[int] = []  # number of earlier data sets that are alive when a trial begins
 
 
 class _DataSet:
-    """Part of a circle, as a trainer is with its callbacks."""
+    """Part of a reference cycle, like a trainer with its callbacks."""
 
     def __init__(self) -> None:
         self.user = self
@@ -95,9 +95,7 @@ def _collects() -> bool:
 def test_data_of_a_trial_is_gone_from_memory_when_the_next_begins(design: Design, tmp_path: Path) -> None:
     _search_of_three(design, tmp_path)
     gc.disable()
-    assert soon(
-        _collects
-    )  # a thread that an earlier test left may be at it, and then another call does nothing
+    assert soon(_collects)  # a collection in another thread makes a call do nothing
     try:
         Worker(str(tmp_path), runner=run_trial)()
     finally:

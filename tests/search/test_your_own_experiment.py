@@ -1,4 +1,4 @@
-"""The page on an experiment of one's own: its YAML, its commands and its analysis, as they stand there."""
+"""The section on your own experiment runs: its YAML, its commands and its analysis."""
 
 import json
 import shlex

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adaecho.config.schema import from_plain, to_plain
 from adaecho.config.tasks import find_task, options_class
 from adaecho.errors import ConfigError
-from adaecho.search.arms import parse_axis
 from adaecho.tasks import build_task
 from tests.conftest import Command, Compose
 from tests.forks import typed
@@ -89,7 +87,10 @@ def test_every_command_of_the_page_runs(project: Path, command: Command, line: s
     [
         ("task.hidden=many", "task.hidden"),
         ("task.hidden=0", "task.hidden=0: must be at least 1"),
-        ("+task.depth=1", "task.depth: unknown option of task tumours; it has: hidden, noise"),
+        (
+            "+task.depth=1",
+            "task.depth: Key 'depth' not in 'Options'; options of tumours: name, hidden, noise",
+        ),
     ],
 )
 @pytest.mark.usefixtures("project")
@@ -107,7 +108,7 @@ MISTAKES = {
     "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned 0.5, expected"),
     "nothing to train": ("nn.Sequential(\n", "nn.Identity(\n", "model has nothing to train"),
     "no task": ("return Task(", "Task(", "build returned a NoneType, expected a Task"),
-    "no dataclass": ("@dataclass\n", "", "unknown option of task tumours"),
+    "no dataclass": ("@dataclass\n", "", "options of tumours: name"),
 }
 
 
@@ -119,14 +120,3 @@ def test_a_mistake_in_it_is_one_line(project: Path, command: Command, mistake: s
     (project / "tumours.py").write_text(task.replace(right, wrong))
     code, _, error = command("adaecho.run", "--config-dir", "conf", "task=tumours", *SMALL)
     assert (code, told in error, "Traceback" in error) == (2, True, False), error
-
-
-@pytest.mark.usefixtures("project")
-def test_its_options_have_types_for_a_search(compose_config: Compose) -> None:
-    import tumours  # type: ignore[import-not-found]
-
-    plain = {**to_plain(compose_config("task=digits")), "task": {"name": "tumours", "hidden": 8}}
-    config = from_plain(plain)
-    assert isinstance(config.task, tumours.Options)
-    assert (config.task.hidden, config.task.noise) == (8, 0.0)
-    assert parse_axis("task.hidden", "interval(4, 64)", options=tumours.Options).integer

@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adaecho.config.schema import from_plain, to_plain
-from adaecho.errors import ConfigError, DataError, ExampleError, FolderError, with_notes
+from adaecho.errors import ConfigError, DataError, ExampleError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
 from adaecho.tasks.detection import decode_detection
@@ -56,17 +55,6 @@ def test_coco_trains_and_reports_by_category(
     assert {"mAP", "mAP_50", "AP_50/cat", "AP_50/dog"} <= line.keys()
     assert "mAP_large" not in line  # none of the boxes is so large
     assert line["train_loss"] < first["train_loss"]
-
-
-def test_coco_does_not_resume_with_other_boxes(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
-    config = compose_config(*TINY_COCO, f"data.path={coco}", "max_fresh_examples=8")
-    run_trial(config, tmp_path / "run")
-    listed = content(12)
-    listed["annotations"][3]["bbox"][2] = 19.5
-    write_coco(coco, "train", listed)
-    longer = from_plain({**to_plain(config), "max_fresh_examples": 2000})
-    with pytest.raises(FolderError, match=r"made with files_sha256"):
-        run_trial(longer, tmp_path / "run")
 
 
 def test_coco_has_ghost_batch_norm_and_padded_batches(compose_config: Compose, coco: Path) -> None:

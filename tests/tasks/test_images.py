@@ -126,19 +126,6 @@ def test_metrics_are_means_over_examples_for_any_batches() -> None:
     assert loss.item() / weight == pytest.approx(expected, rel=1e-6)
 
 
-def test_label_smoothing_changes_the_loss_and_not_the_metrics() -> None:
-    logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
-    batch = {"image": logits, "label": labels}
-    total, _ = cross_entropy(nn.Identity(), batch, label_smoothing=0.1)
-    expected = nn.functional.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
-    assert torch.equal(total, expected)
-    shares = torch.full((6, 4), 0.1 / 4)
-    shares[range(6), labels] += 0.9
-    torch.testing.assert_close(total, -(shares * logits.log_softmax(1)).sum())
-    unsmoothed = nn.functional.cross_entropy(logits, labels, reduction="sum")
-    assert torch.equal(cross_entropy(nn.Identity(), batch)[0], unsmoothed)
-
-
 @pytest.mark.parametrize("name", ["digits", "cifar10", "imagenet"])
 def test_the_key_of_label_smoothing_reaches_the_loss(
     compose_config: Compose, tmp_path: Path, name: str

@@ -13,6 +13,7 @@ from adaecho.training.optimizer import split_batch
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.helpers import metrics
+from tests.needs import first_form
 
 RUN = ("task=digits", "adascale=on", "max_steps=24", "target.value=null", "evaluate.every_fresh_examples=64")
 ECHOES = {
@@ -23,7 +24,7 @@ ECHOES = {
 }
 
 
-@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("echo", first_form("before", also=["none", "batch", "after"]))
 def test_a_run_with_every_echo(compose_config: Compose, tmp_path: Path, echo: str) -> None:
     config = compose_config(*RUN, *ECHOES[echo])
     summary = run_trial(config, tmp_path / "run")
@@ -48,7 +49,7 @@ def test_the_schedule_is_read_at_the_scale_invariant_steps(compose_config: Compo
         assert tau > line["steps"]
 
 
-@pytest.mark.parametrize("adascale", ["off", "measure", "on"])
+@pytest.mark.parametrize("adascale", first_form("on", also=["off", "measure"]))
 def test_an_epoch_of_the_schedule_counts_base_batches(
     compose_config: Compose, tmp_path: Path, adascale: str
 ) -> None:

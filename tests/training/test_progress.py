@@ -24,11 +24,6 @@ def _rates(config: ScheduleConfig, positions: range, steps_per_epoch: float | No
     return [schedule.rate(position) for position in positions]
 
 
-def test_constant_never_changes() -> None:
-    schedule = Schedule(ScheduleConfig(shape="constant"), 0.3)
-    assert {schedule.rate(step) for step in (0, 1, 10**9)} == {0.3}
-
-
 DECAY = {"shape": "linear_decay", "decay_steps": 100, "decay_factor": 100}
 
 

@@ -79,6 +79,7 @@ def whole(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) -> 
     return _whole[0]
 
 
+@pytest.mark.other_forms  # half a minute; test_ranks.py restarts a run with torchrun's variables
 def test_a_restart_after_a_kill_continues_the_run(whole: list[dict[str, Any]]) -> None:
     launcher, ranks = paced_run("--max-restarts", "2")
     os.kill(ranks[-1], signal.SIGKILL)
