@@ -75,8 +75,5 @@ def _methods_that_call() -> Iterator[tuple[str, Any]]:
 def _holds(parts: Any, batch_id: int, depth: int) -> bool:
     if id(parts) == batch_id:
         return True
-    if isinstance(parts, dict):
-        parts = parts.values()
-    elif not isinstance(parts, list | tuple):
-        return False
-    return depth > 0 and any(_holds(part, batch_id, depth - 1) for part in parts)
+    inner = parts.values() if isinstance(parts, dict) else parts if isinstance(parts, list | tuple) else ()
+    return depth > 0 and any(_holds(part, batch_id, depth - 1) for part in inner)

@@ -1,6 +1,5 @@
 """Arguments of an EchoLoader, their checks, and the messages for arguments of a DataLoader."""
 
-import math
 import operator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -130,7 +129,6 @@ class Settings:
 
     def check_source(self, source: Source, shuffle: Any) -> None:
         """Raise ValueError if the settings do not fit the source."""
-        self.check_filling(source.length)
         if isinstance(source, IterableSource):
             self._check_can_iterate(source, shuffle)
         refuse(
@@ -182,24 +180,6 @@ class Settings:
             "shuffle_buffer": self.shuffle_buffer / of_examples,
             "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
         }
-
-    def check_filling(self, length: int | None) -> None:
-        """Warn if the loader would read more than one epoch before the first batch.
-
-        Args:
-            length: examples (or whole batches) of an epoch over all ranks; None if unknown.
-        """
-        if not length:
-            return
-        own = length if self.batch_size is None else length / self.world_size
-        for name, examples in self.to_fill.items():
-            passes = min(examples / own, self.epochs or math.inf)
-            if passes > 1:
-                warn_caller(
-                    f"{name}={getattr(self, name)}: filling it takes {passes:,.1f} passes over the source's "
-                    f"{length:,} {'batches' if self.batch_size is None else 'examples'} before the first "
-                    "batch; a buffer as large as the data shuffles equally well"
-                )
 
     def check_same(self, saved: dict[str, Any], *, held: bool) -> None:
         """Raise ValueError if a state was saved with other settings; the message names the argument.
@@ -334,12 +314,9 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buf
     if shuffle is None:
         return order
     refuse(
-        shuffle and sampler is not None,
-        f"sampler={type(sampler).__name__} with shuffle={shuffle}: both set the order; leave out one of them",
-    )
-    refuse(
-        bool(shuffle) != (order != "sequential") and order != "permutation",
-        f"shuffle={shuffle} with order={order!r}: they contradict each other; pass only one",
+        (shuffle and sampler is not None)
+        or (bool(shuffle) != (order != "sequential") and order != "permutation"),
+        f"shuffle={shuffle} with order={order!r}, sampler={type(sampler).__name__}: pass only one",
     )
     refuse(
         not shuffle and shuffle_buffer,

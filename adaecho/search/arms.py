@@ -110,7 +110,7 @@ def build_arms(
             impossible[name, *combination] = ConfigError(f"arm {name}: {error}") if name else error
         else:
             possible.update((name, *combination))
-            arms.setdefault(stable_hash(arm.to_dict()), arm)
+            arms.setdefault(stable_hash(arm.to_dict(), arm.config["callbacks"]), arm)
     for parts, reason in impossible.items():
         if not possible.issuperset(parts):
             raise reason

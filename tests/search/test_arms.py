@@ -25,6 +25,7 @@ NAMES: dict[str, tuple[tuple[str, ...], list[str]]] = {
         (*NAMED, "batch_size=16,32"), [f"{name}_batch_size-{size}" for size in (16, 32) for name in "ab"]),
     "duplicates are one": (("echo=batch", "echo.factor=2,4,2,2.0"), ["factor-2", "factor-4"]),
     "but for what is no part of a run": (("search.workers=1", "data.prefetch=1,2"), ["prefetch-1"]),
+    "lists of callbacks": (("callbacks=[json],[csv]",), ["callbacks--json", "callbacks--csv"]),
     "an echo alone is a name": (("echo=batch", "echo.factor=3"), ["batch_e3"]),
     "no echo": ((), ["none"]),
 }  # fmt: skip
