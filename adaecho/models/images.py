@@ -70,10 +70,10 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
         channels: number of filters in the first stage, at least 1; 16 in the paper's nets.
 
     Raises:
-        ConfigError: there is no net of that depth.
+        ValueError: the depth is not 6n + 2.
     """
     blocks_per_stage, rest = divmod(depth - 2, 6)
-    if rest:
+    if rest or blocks_per_stage < 1:
         raise ValueError(f"depth={depth}: must be 6n + 2")
     layers = _conv_norm_relu(3, channels)
     in_channels = channels

@@ -273,9 +273,9 @@ def test_a_sweep_has_its_figures_in_its_folder(tmp_path):
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text('{"fresh_examples": 160, "accuracy": 0.98}\n')
     names = ("fig3.png", "fig3_curves.png", "fig3_tuning.png")
-    assert draw_sweep(tmp_path, rows, summarize(rows)) == [f"figure: {tmp_path / name}" for name in names]
+    assert draw_sweep(tmp_path, rows) == [f"figure: {tmp_path / name}" for name in names]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
-    assert draw_sweep(tmp_path, [], []) == []
+    assert draw_sweep(tmp_path, []) == []
 
 
 def test_a_sweep_over_tasks_has_a_figure_of_each_metric(tmp_path, drawn):
@@ -291,7 +291,7 @@ def test_a_sweep_over_tasks_has_a_figure_of_each_metric(tmp_path, drawn):
         (folder / "metrics.jsonl").write_text(f"{value}\n")
     stems = ("fig3_digits_accuracy_ends", "fig3_small_text_cross_entropy_ends")
     names = [f"figure: {tmp_path / stem}{end}.png" for stem in stems for end in ("", "_curves")]
-    assert draw_sweep(tmp_path, rows, summarize(rows)) == names
+    assert draw_sweep(tmp_path, rows) == names
     assert drawn[1].axes[0].get_ylabel() == "validation error (log)"
     assert drawn[3].axes[0].get_ylabel() == "validation cross entropy, nats"
     assert drawn[3].axes[0].lines[0].get_ydata().tolist() == [5.9]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from adaecho.errors import ConfigError
 from adaecho.models.images import BasicBlock, cifar_resnet
 
 
@@ -28,7 +27,7 @@ def test_it_is_the_papers_net_at_any_width() -> None:
 
 @pytest.mark.parametrize("depth", [2, 9, 31, -4])
 def test_other_depths_are_refused(depth: int) -> None:
-    with pytest.raises(ConfigError, match=f"depth={depth}: must be 6n"):
+    with pytest.raises(ValueError, match=f"depth={depth}: must be 6n"):
         cifar_resnet(depth)
 
 
