@@ -150,8 +150,8 @@ def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> N
 
 
 def _origin(folders: Sequence[Path]) -> dict[str, Any]:
-    """The distinct environments and data facts of the runs."""
-    environments, data = list[Any](), list[Any]()
+    """The distinct environments and data facts of the runs, and one text sample of a language model."""
+    environments, data, samples = list[Any](), list[Any](), list[Any]()
     for folder in folders:
         latest = read_json(folder / "environment.json")
         for environment in [*latest.pop("earlier", []), latest]:
@@ -161,7 +161,9 @@ def _origin(folders: Sequence[Path]) -> dict[str, Any]:
         summary = RunFolder(folder).read_summary() or {}
         if "data" in summary and summary["data"] not in data:
             data.append(summary["data"])
-    return {"environments": environments, **({"data": data} if data else {})}
+        samples += [summary["sample"]] if "sample" in summary else []
+    found = {"data": data, "sample": samples[0] if samples else None}
+    return {"environments": environments, **{key: value for key, value in found.items() if value}}
 
 
 def one_line_each(table: list[Any]) -> str:

@@ -86,7 +86,7 @@ def test_a_sweep_keeps_the_curves_of_best_trials_and_its_origin(tmp_path):
     known = {"data": {"files_sha256": "ab"}}
     rows = make_sweep(
         sweep,
-        ("baseline", 0, {"cost": 640, **known}),
+        ("baseline", 0, {"cost": 640, "sample": "babble", **known}),
         ("baseline", 1, {"cost": 320, **known}),
     )
     main([str(sweep), "--results", str(results), "--command", command])
@@ -97,7 +97,7 @@ def test_a_sweep_keeps_the_curves_of_best_trials_and_its_origin(tmp_path):
     assert curve["last"] == {"fresh_examples": 320, "accuracy": 1.0}
     assert found["outcome"] == outcome(rows)
     origin = {"commands": [command], "environments": [{"host": "none"}], "data": [known["data"]]}
-    assert found["origin"] == origin
+    assert found["origin"] == {**origin, "sample": "babble"}
 
 
 def test_a_search_of_one_trial_has_a_curve_if_it_missed(tmp_path):
