@@ -57,13 +57,9 @@ def test_a_fused_optimizer_takes_the_same_steps(compose_config: Compose, more: t
     assert losses("fused") == pytest.approx(losses("plain"), rel=1e-4)
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="torch finds no CUDA device, whose waits it watches"
-)
-@pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")], ids=str)
-def test_a_step_never_waits_for_the_gpu(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
-) -> None:
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+def test_a_step_never_waits_for_the_gpu(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     step = trainer.Trainer._step
 
     def watched(self: trainer.Trainer, batch: Any) -> None:
@@ -74,4 +70,4 @@ def test_a_step_never_waits_for_the_gpu(
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(trainer.Trainer, "_step", watched)
-    run_trial(compose_config(*RUN, "device=cuda", "optimizer.fused=true", *more), Path("run"))
+    run_trial(compose_config(*RUN, "device=cuda", "optimizer.fused=true"), Path("run"))

@@ -11,7 +11,10 @@ from adaecho import EchoLoader
 from adaecho.echo.batch.device import ToDevice
 from tests.echo.sources import IDS, VARIANTS, arrays
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_cuda = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+)
 
 
 WHOLE = [{"x": torch.full((3,), row)} for row in range(9)]
