@@ -4,7 +4,8 @@ Importing W&B takes seconds, and its server may be slow or unreachable. To ensur
 nor stop training, the training command starts ``python -m adaecho.records.wandb_mirror FOLDER ...`` as a
 process of low priority. This process watches the run folders and sends new records to W&B. Each run folder
 becomes one run in W&B, whose id is stored in the folder, so that a resumed run continues the same W&B run. In
-mode online, each evaluation is sent soon after it is recorded. In mode offline, a run is written when it ends.
+mode online, each evaluation is sent as soon as it is recorded. In mode offline, the mirror writes a run to
+disk when it has ended.
 """
 
 import os
