@@ -120,7 +120,7 @@ class ScheduleConfig:
     shape: str = "constant"  # constant | linear_decay | cosine | step_decay
     # duration of linear_decay and cosine; the learning rate stays constant afterwards
     decay_steps: int | None = None
-    decay_factor: float = 100.0  # the final learning rate of linear_decay is learning_rate / decay_factor
+    decay_factor: float = 100.0  # linear_decay and cosine end at learning_rate / decay_factor
     # duration of a linear warmup; its factor rises to 1 and is multiplied with the shape
     warmup_steps: int = 0
     decay_epochs: float | None = None  # decay_steps in epochs; give only one of the two
