@@ -201,7 +201,7 @@ class SearchConfig:
 
 @dataclass
 class Config:
-    """These keys apply to the run as a whole."""
+    """The config of one run. The top-level keys apply to the run as a whole."""
 
     task: Any = field(default_factory=lambda: {"name": MISSING})  # a TaskConfig after from_plain()
     data: DataConfig = field(default_factory=DataConfig)

@@ -94,8 +94,8 @@ class Task:
             such functions.
         collate: combines a list of examples to a batch; None for ``EchoLoader``'s default.
         build_model: returns a newly initialized model. The caller seeds torch's global generator.
-        loss: ``loss(model, batch)`` returns the sum of the losses and the sum of their weights. With sums, the
-            mean over micro-batches is exact even if their numbers of tokens or boxes differ.
+        loss: ``loss(model, batch)`` returns the sum of the losses and the sum of their weights. With sums,
+            the mean over micro-batches is exact even if their numbers of tokens or boxes differ.
         evaluate: ``evaluate(model, split, device=...)`` returns the metrics over a whole split. The model is
             in eval mode and on that device. If the function has a parameter ``ranks`` (see
             ``adaecho.ranks``), each rank may evaluate only its share of the split; otherwise each rank
