@@ -95,9 +95,8 @@ class OptimizerConfig:
     learning_rate: float = MISSING
     momentum: float = MISSING  # momentum of sgd
     nesterov: bool = MISSING  # whether sgd uses Nesterov momentum; false: heavy-ball momentum
-    weight_decay: float = (
-        0.0  # weight decay, which is decoupled for adamw and added to the gradient otherwise
-    )
+    # weight decay; it is decoupled for adamw and added to the gradient for the other optimizers
+    weight_decay: float = 0.0
     name: str = "sgd"  # sgd | adam | adamw
     beta1: float = 0.9  # decay rate of the first moment in adam and adamw
     beta2: float = 0.999  # decay rate of the second moment in adam and adamw
