@@ -31,11 +31,11 @@ class DataConfig:
     # validation split
     validation_examples: int | None = None
     split_seed: int = 0  # seed that chooses the held-out examples
-    # order of examples within an epoch: permutation | shards | sequential; iterable data keeps its own order
+    # order of examples in an epoch: permutation, shards or sequential; iterable data keeps its own order
     order: str = "permutation"
     # number of workers that read, decode and augment examples; 0: the training thread does this itself
     num_workers: int = 0
-    # whether to use worker processes even if the code is marked as thread_safe; false: use threads for it
+    # whether to use processes instead of threads even for code that is marked as thread_safe
     processes: bool = False
     prefetch: int | None = None  # number of batches to read ahead of the echo stage; null: two per worker
     allow_changed: bool = False  # whether a run may be resumed after its data files have changed
@@ -47,7 +47,7 @@ class DataConfig:
 class EchoConfig:
     """Data echoing: what is repeated, and how often (paper, section 2)."""
 
-    # what is repeated: none | batch | example_before_augmentation | example_after_augmentation
+    # what is repeated: none, batch, example_before_augmentation or example_after_augmentation
     variant: str = MISSING
     # how often each item is used: a number of at least 1, or "auto" to adapt it during training to the
     # measured R, the ratio of the time to produce a fresh batch to the time of a training step
@@ -56,7 +56,7 @@ class EchoConfig:
     # size of the shuffle buffer after batch echoing, in batches (paper, Fig. 7a); 0: no buffer
     batch_shuffle_buffer: int = 0
     max_factor: float = 16.0  # upper bound of the factor if factor=auto
-    # how the shuffle buffer stores examples: auto | decoded | encoded; this does not change the batches
+    # how the shuffle buffer stores examples: auto, decoded or encoded; this does not change the batches
     buffer_format: str = "auto"
     # whether to echo between two parts of the augmentation, so that only the second part is applied anew to
     # each repeat; the task must define the two parts
@@ -72,8 +72,8 @@ class AdaScaleConfig:
     """
 
     enabled: bool = MISSING  # whether AdaScale is used; set by adascale=on, measure or off
-    # how the learning rate lr is changed. gain: lr * gain | sqrt_gain: lr * sqrt(gain), for Adam | measure:
-    # lr, so the gain is only measured
+    # how the gain changes the learning rate: gain multiplies the rate with it, sqrt_gain multiplies the rate
+    # with its square root (for Adam), and measure leaves the rate unchanged
     rule: str = "gain"
     num_gradients_to_accumulate: int = 1  # number of micro-batches per step
     scale: float | None = None  # number of base batches per step; null: one per micro-batch
@@ -97,7 +97,7 @@ class OptimizerConfig:
     nesterov: bool = MISSING  # whether sgd uses Nesterov momentum; false: heavy-ball momentum
     # weight decay; it is decoupled for adamw and added to the gradient for the other optimizers
     weight_decay: float = 0.0
-    name: str = "sgd"  # sgd | adam | adamw
+    name: str = "sgd"  # sgd, adam or adamw
     beta1: float = 0.9  # decay rate of the first moment in adam and adamw
     beta2: float = 0.999  # decay rate of the second moment in adam and adamw
     epsilon: float = 1e-8  # constant added to the denominator in adam and adamw
@@ -116,7 +116,7 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning-rate schedule. Each duration can be given either in steps or in epochs."""
 
-    shape: str = "constant"  # constant | linear_decay | cosine | step_decay
+    shape: str = "constant"  # constant, linear_decay, cosine or step_decay
     # duration of linear_decay and cosine; the learning rate stays constant afterwards
     decay_steps: int | None = None
     decay_factor: float = 100.0  # linear_decay and cosine end at learning_rate / decay_factor
@@ -131,8 +131,8 @@ class ScheduleConfig:
     milestone_gap_steps: int | None = None
     milestone_gap_epochs: float | None = None  # milestone_gap_steps in epochs; give only one of the two
     milestone_factor: float = 10.0  # number by which step_decay divides the learning rate at each milestone
-    # what advances the schedule: steps (optimizer steps) | fresh_examples (every batch_size fresh examples
-    # count as one step, so that repeats do not advance it); warmup always counts optimizer steps
+    # what advances the schedule: steps, which are optimizer steps, or fresh_examples, of which batch_size
+    # count as one step, so that repeats do not advance it; warmup always counts optimizer steps
     unit: str = "steps"
 
 
@@ -145,7 +145,7 @@ class TargetConfig:
     # number of consecutive evaluations that must meet the target; the cost is measured at the last of them
     consecutive: int = 1
     # value of the metric for random guessing; a run that is no better than this after chance_share of
-    # max_fresh_examples counts as diverged; null: only a loss above max_loss does
+    # max_fresh_examples counts as diverged; null: a run only diverges by its loss (see max_loss)
     chance_level: float | None = None
     # fraction of max_fresh_examples, in (0, 1], after which a run must be better than chance_level
     chance_share: float = 0.5
@@ -165,8 +165,8 @@ class EvaluateConfig:
 class TrackingConfig:
     """Copies of the records in Weights & Biases (W&B). A failure of W&B cannot stop or slow the run."""
 
-    kind: str = MISSING  # none | wandb
-    mode: str = "offline"  # offline: write files for `wandb sync` | online: send each evaluation
+    kind: str = MISSING  # none or wandb
+    mode: str = "offline"  # offline, which writes files for `wandb sync`, or online
     project: str = "adaecho"  # name of the W&B project
     entity: str | None = None  # name of the W&B entity; null: your default entity
 
@@ -224,11 +224,11 @@ class Config:
     # a run with a larger or non-finite training loss is stopped and counts as diverged
     max_loss: float = 1000.0
     checkpoint_every_s: float = 60.0  # time between two checkpoints in seconds
-    device: str = "auto"  # auto | cpu | cuda
-    # auto | float32 | bfloat16; auto uses bfloat16 autocast if the hardware supports it
+    device: str = "auto"  # auto, cpu or cuda
+    # auto, float32 or bfloat16; auto uses bfloat16 autocast if the hardware supports it
     precision: str = "auto"
     channels_last: bool = False  # whether the model uses torch's channels_last memory format
-    # mode of torch.compile for the model: off | default | reduce-overhead (uses CUDA graphs)
+    # mode of torch.compile for the model: off, default or reduce-overhead, which uses CUDA graphs
     compile: str = "off"
     rank_timeout_s: float = 600.0  # time in seconds after which a rank that waits for another rank fails
     threads: int = 1  # number of CPU threads for torch; results are identical only for the same number

@@ -44,7 +44,7 @@ class GhostOptions(CheckedOptions):
     """The options ``task.ghost_*`` of tasks whose model can use ghost batch norm."""
 
     ghost_size: int | None = None  # number of examples per slice of ghost batch norm; null: plain batch norm
-    # how the slices of a step update the running statistics: average | sequential
+    # how the slices of a step update the running statistics: average or sequential
     ghost_statistics: str = "average"
     choices: ClassVar[Choices] = {"ghost_statistics": ("average", "sequential")}
 
@@ -80,10 +80,10 @@ class TextOptions(CheckedOptions):
     # and 2 special tokens
     vocab_size: int = 32000
     block_size: int = 128  # number of tokens that are predicted in one example
-    # packed: documents are joined and cut into blocks | sentence: each document is one padded example
+    # packed joins documents and cuts them into blocks; sentence makes one padded example of each document
     packing: str = "packed"
     column: str = "text"  # column of parquet files, or field of JSON lines, that contains the text
-    sample_by: str = "document"  # whether a text file is one document, or each line is: line | document
+    sample_by: str = "document"  # document: a text file is one document; line: each line is one
     # share of the target probability that the training loss spreads evenly over all tokens
     label_smoothing: float = 0.0
     added: ClassVar[Keys] = ("label_smoothing",)
@@ -124,8 +124,8 @@ class TextOptions(CheckedOptions):
 class DigitsOptions(CheckedOptions):
     """The options of task digits."""
 
-    # conv: a small convolutional network with batch norm | mlp: one hidden layer without batch norm, which is
-    # faster to train
+    # conv is a small convolutional network with batch norm; mlp has one hidden layer and no batch norm, and
+    # trains faster
     model: str = "conv"
     # number of training examples; the first ones that are not held out are used; null: all
     training_examples: int | None = None
