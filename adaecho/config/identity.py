@@ -1,4 +1,7 @@
-"""Identity of a run: the part of a config that decides its results, a name for it, and differences."""
+"""The identity of a run: the part of its config that determines its results.
+
+A run can be resumed only if its identity has not changed, and a digest of the identity names its folder.
+"""
 
 import hashlib
 import json
@@ -10,15 +13,16 @@ from adaecho.errors import redact_urls
 
 _ABSENT = object()
 
-COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # a resumed run may only raise them
+COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # may be raised but not lowered for a resumed run
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
-# Keys that do not change what a run computes up to a given step. They may differ when a run is resumed.
+# Keys that do not change the results of a run up to a given step. They may differ when a run is resumed.
 _NOT_IDENTITY = {
     *BUDGETS, "tracking", "callbacks", "search", "restart", "checkpoint_every_s", "rank_timeout_s",
     "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.buffer_format",
 }  # fmt: skip
-# Keys added after the first records, with the value that keeps the earlier behaviour. At that value they are
-# not part of the identity, so that run folders keep their names and searches their points.
+# Keys that were added after the first results had been recorded, with the value that keeps the previous
+# behaviour. A key with this value is left out of the identity, so that the names of existing run folders and
+# the points of existing searches do not change.
 _ADDED = {
     "compile": "off", "adascale.rule": "gain", "data.order": "permutation", "echo.split_augmentation": False,
     "optimizer.name": "sgd", "optimizer.beta1": 0.9, "optimizer.beta2": 0.999, "optimizer.epsilon": 1e-8,
@@ -32,7 +36,8 @@ _ADDED = {
 }  # fmt: skip
 
 
-# Run ids and the points of searches are digests of these names and values. A rename must not change them.
+# Run ids and the points of searches are computed from digests of keys and values. When a key or value is
+# renamed, digests still use its old name, which is listed here, so that ids and points do not change.
 _DIGEST_NAMES = {
     "echo.split_augmentation": "split", "optimizer.max_grad_norm": "clip_norm", "schedule.unit": "counts",
     "schedule.first_milestone_steps": "first_drop_steps", "schedule.milestone_gap_steps": "drop_gap_steps",
@@ -50,7 +55,10 @@ _DIGEST_VALUES: dict[str, dict[Any, Any]] = {
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a plain config that decides the results of a run. A resume compares it."""
+    """Return the part of a config that determines the results of a run, as plain dicts.
+
+    A run can be resumed only if this part is equal to that of the recorded config.
+    """
     of_task = {f"task.{key}": value for key, value in added_options(config["task"].get("name")).items()}
     added = _ADDED | of_task
 
@@ -61,19 +69,19 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             if (key := group + name) not in _NOT_IDENTITY and added.get(key, _ABSENT) != value
         }
 
-    kept: dict[str, Any] = redact_urls(part(config))  # a url with a new signature names the same data
-    kept["data"]["max_bad_examples"] = 0  # no effect until it is exceeded
+    kept: dict[str, Any] = redact_urls(part(config))  # the same data may have a url with a new signature
+    kept["data"]["max_bad_examples"] = 0  # does not change results, except that a run may fail
     return kept
 
 
 def digest_key(key: str) -> str:
-    """Return the dotted key that stands for ``key`` in digests."""
+    """Return the name that digests use for a dotted key; it differs if the key has been renamed."""
     group, _, name = key.rpartition(".")
     return f"{group}.{_DIGEST_NAMES.get(key, name)}" if group else name
 
 
 def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """Return an identity with the names and values that digests are computed from."""
+    """Replace renamed keys and values of an identity by the old names that digests use."""
     form = {}
     for name, value in kept.items():
         key, values = group + name, _DIGEST_VALUES.get(group + name)
@@ -85,18 +93,21 @@ def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def run_id(config: dict[str, Any]) -> str:
-    """Return ten hex digits that name a run by its identity."""
+    """Return the name of a run: the first ten hexadecimal digits of a digest of its identity."""
     form = digest_form(identity(config))
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return one line per difference that prevents a resume. Budgets may grow."""
+    """Return one line for each difference that prevents a run from being resumed.
+
+    A larger budget is not such a difference.
+    """
     return differences(identity(recorded), identity(now)) + smaller_budgets(recorded, now, COUNTED_BUDGETS)
 
 
 def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return one line per key whose value differs, such as ``echo.factor: 2 in the folder, 4 now``."""
+    """Return one line for each key whose values differ, such as ``echo.factor: 2 in the folder, 4 now``."""
     old, new = dict(flat(recorded)), dict(flat(now))
     return [
         f"{key}: {_show(old.get(key, _ABSENT))} in the folder, {_show(new.get(key, _ABSENT))} now"
@@ -106,7 +117,7 @@ def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """Return one line per budget that is below the recorded one."""
+    """Return one line for each budget that is smaller now than the recorded budget."""
     pairs = [(key, recorded.get(key), now.get(key)) for key in keys]
     return [
         f"{key}: {_show(old)} in the folder, {_show(new)} now (a budget can only grow)"
@@ -116,7 +127,7 @@ def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequenc
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return dotted keys and their values."""
+    """Flatten nested dicts to a list of dotted keys with their values."""
     items: list[tuple[str, Any]] = []
     for key, value in tree.items():
         inner = isinstance(value, dict) and value

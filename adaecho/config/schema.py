@@ -1,6 +1,8 @@
-"""The typed config of a run. ``conf/`` fills it, and every override is checked against it.
+"""The typed config of a run, as dataclasses.
 
-Hydra checks names and types. ``validate`` checks ranges, choices and combinations.
+Hydra composes the config from the YAML files in ``conf/`` and from the user's overrides, and checks names and
+types against these dataclasses. ``validate`` then checks ranges, choices and combinations of values. The
+comments after the fields are published in docs/configuration.md.
 """
 
 import functools
@@ -22,147 +24,183 @@ from adaecho.errors import ConfigError
 
 @dataclass
 class DataConfig:
-    """The training data and its split."""
+    """Where the data is, how it is split, and how it is read."""
 
-    path: str | None = None  # folder, file, hub id or url; null: the task has its own data
-    # size of the validation split that is taken from the training files; null: the data has its own split
+    path: str | None = None  # a folder, file, hub id or url; null: the data is built into the task
+    # number of examples to hold out of the training files for validation; null: the data already contains a
+    # validation split
     validation_examples: int | None = None
-    split_seed: int = 0  # seed of the split
-    order: str = "permutation"  # permutation | shards | sequential; iterable data keeps its own order
-    num_workers: int = 0  # workers that read, decode and augment; 0: the training thread does
-    processes: bool = False  # use worker processes even for code that declares thread_safe
-    prefetch: int | None = None  # batches read ahead of the echo stage; null: two per worker
-    allow_changed: bool = False  # resume although the data files have changed
-    max_bad_examples: int = 0  # undecodable examples to skip and list before the run fails
+    split_seed: int = 0  # seed that chooses the held-out examples
+    # order of examples in an epoch: permutation, shards or sequential; iterable data keeps its own order
+    order: str = "permutation"
+    # number of workers that read, decode and augment examples; 0: the training thread does this itself
+    num_workers: int = 0
+    # whether to use processes instead of threads even for code that is marked as thread_safe
+    processes: bool = False
+    prefetch: int | None = None  # number of batches to read ahead of the echo stage; null: two per worker
+    allow_changed: bool = False  # whether a run may be resumed after its data files have changed
+    # maximum number of undecodable examples, which are skipped and listed; one more is an error
+    max_bad_examples: int = 0
 
 
 @dataclass
 class EchoConfig:
-    """Which items are repeated, and how often (paper, section 2)."""
+    """Data echoing: what is repeated, and how often (paper, section 2)."""
 
-    variant: str = MISSING  # none | batch | example_before_augmentation | example_after_augmentation
-    factor: Any = MISSING  # a number >= 1, or "auto" to follow the measured R
-    shuffle_buffer: int = MISSING  # size in examples
-    batch_shuffle_buffer: int = 0  # size in batches, after batch echoing (paper, Fig. 7a)
-    max_factor: float = 16.0  # upper bound of factor=auto
-    buffer_format: str = "auto"  # auto | decoded | encoded; does not change the batches
-    split_augmentation: bool = False  # echo between the two parts of the augmentation, if the task names two
+    # what is repeated: none, batch, example_before_augmentation or example_after_augmentation
+    variant: str = MISSING
+    # how often each item is used: a number of at least 1, or "auto" to adapt it during training to the
+    # measured R, the ratio of the time to produce a fresh batch to the time of a training step
+    factor: Any = MISSING
+    shuffle_buffer: int = MISSING  # size of the shuffle buffer for examples, in examples
+    # size of the shuffle buffer after batch echoing, in batches (paper, Fig. 7a); 0: no buffer
+    batch_shuffle_buffer: int = 0
+    max_factor: float = 16.0  # upper bound of the factor if factor=auto
+    # how the shuffle buffer stores examples: auto, decoded or encoded; this does not change the batches
+    buffer_format: str = "auto"
+    # whether to echo between two parts of the augmentation, so that only the second part is applied anew to
+    # each repeat; the task must define the two parts
+    split_augmentation: bool = False
 
 
 @dataclass
 class AdaScaleConfig:
-    """AdaScale around the optimizer. ``adaecho.AdaScale`` documents the arguments.
+    """AdaScale, which adapts the learning rate to the batch size. See ``adaecho.AdaScale`` for details.
 
-    A batch is split into ``num_gradients_to_accumulate`` micro-batches. Learning rate and schedule are those
-    of one micro-batch, unless ``scale`` is given.
+    Each batch is split into ``num_gradients_to_accumulate`` micro-batches. Choose the learning rate and the
+    schedule that suit a single micro-batch, unless you set ``scale``.
     """
 
-    enabled: bool = MISSING  # set by adascale=on, measure or off
-    rule: str = "gain"  # gain: lr * gain | sqrt_gain: lr * sqrt(gain), for Adam | measure: lr
-    num_gradients_to_accumulate: int = 1  # micro-batches per step
-    scale: float | None = None  # base batches per step; null: one per micro-batch
-    smoothing: float | None = None  # theta of the averages, in [0, 1); null: 1000 base batches
-    debias_ewma: bool = True  # false: averages as in the paper's appendix B.3
-    total_steps: float | None = None  # stop when the scale-invariant steps reach it (Algorithm 2)
+    enabled: bool = MISSING  # whether AdaScale is used; set by adascale=on, measure or off
+    # how the gain changes the learning rate: gain multiplies the rate with it, sqrt_gain multiplies the rate
+    # with its square root (for Adam), and measure leaves the rate unchanged
+    rule: str = "gain"
+    num_gradients_to_accumulate: int = 1  # number of micro-batches per step
+    scale: float | None = None  # number of base batches per step; null: one per micro-batch
+    # decay rate theta of the moving averages, in [0, 1); null: chosen to average over about 1000 base batches
+    smoothing: float | None = None
+    # whether to correct the bias of the moving averages at their start; false: as in the AdaScale paper's
+    # appendix B.3
+    debias_ewma: bool = True
+    # number of scale-invariant steps after which the run stops (Algorithm 2 of the AdaScale paper); null: no
+    # limit
+    total_steps: float | None = None
 
 
 @dataclass
 class OptimizerConfig:
-    """SGD with Nesterov or heavy-ball momentum, as in the paper, or Adam or AdamW."""
+    """The optimizer: SGD with Nesterov or heavy-ball momentum, as in the paper, or Adam or AdamW."""
 
-    learning_rate: float = MISSING  # before schedule and AdaScale gain
-    momentum: float = MISSING  # sgd only
-    nesterov: bool = MISSING  # sgd only; false: heavy-ball momentum
-    weight_decay: float = 0.0  # decoupled with adamw, otherwise added to the gradient
-    name: str = "sgd"  # sgd | adam | adamw
-    beta1: float = 0.9  # adam and adamw only
-    beta2: float = 0.999  # adam and adamw only
-    epsilon: float = 1e-8  # adam and adamw only
-    decay_norms_and_biases: bool = True  # false: no decay of parameters with fewer than two dimensions
-    max_grad_norm: float | None = None  # maximum norm of the gradient; null: no clipping
-    fused: bool = False  # torch's fused kernel
-    zero_redundancy: bool = False  # shard the optimizer state over ranks (ZeRO stage 1)
-    # decay of an exponential moving average of the weights, which is then evaluated and saved; null: off
+    # the learning rate before the schedule and AdaScale change it
+    learning_rate: float = MISSING
+    momentum: float = MISSING  # momentum of sgd
+    nesterov: bool = MISSING  # whether sgd uses Nesterov momentum; false: heavy-ball momentum
+    # weight decay; it is decoupled for adamw and added to the gradient for the other optimizers
+    weight_decay: float = 0.0
+    name: str = "sgd"  # sgd, adam or adamw
+    beta1: float = 0.9  # decay rate of the first moment in adam and adamw
+    beta2: float = 0.999  # decay rate of the second moment in adam and adamw
+    epsilon: float = 1e-8  # constant added to the denominator in adam and adamw
+    # whether weight decay applies to norms and biases too; false: only to parameters with at least two
+    # dimensions
+    decay_norms_and_biases: bool = True
+    max_grad_norm: float | None = None  # norm to which larger gradients are clipped; null: no clipping
+    fused: bool = False  # whether to use torch's fused kernel
+    zero_redundancy: bool = False  # whether to shard the optimizer state over ranks (ZeRO stage 1)
+    # decay rate of an exponential moving average of the weights; the average is then evaluated and saved
+    # instead of the weights; null: no average
     ema_decay: float | None = None
 
 
 @dataclass
 class ScheduleConfig:
-    """Learning-rate schedule. Durations are given in steps or in epochs."""
+    """The learning-rate schedule. Each duration can be given either in steps or in epochs."""
 
-    shape: str = "constant"  # constant | linear_decay | cosine | step_decay
-    decay_steps: int | None = None  # duration of linear_decay and cosine; constant afterwards
-    decay_factor: float = 100.0  # final learning rate is learning_rate / decay_factor
-    warmup_steps: int = 0  # linear warmup, multiplied with the shape
-    decay_epochs: float | None = None  # instead of decay_steps
-    warmup_epochs: float | None = None  # instead of warmup_steps
-    # step_decay: divide the learning rate by milestone_factor here, and again after milestone_gap_steps
+    shape: str = "constant"  # constant, linear_decay, cosine or step_decay
+    # duration of linear_decay and cosine; the learning rate stays constant afterwards
+    decay_steps: int | None = None
+    decay_factor: float = 100.0  # linear_decay and cosine end at learning_rate / decay_factor
+    # duration of a linear warmup; its factor rises to 1 and is multiplied with the shape
+    warmup_steps: int = 0
+    decay_epochs: float | None = None  # decay_steps in epochs; give only one of the two
+    warmup_epochs: float | None = None  # warmup_steps in epochs; give only one of the two
+    # the step at which step_decay first divides the learning rate by milestone_factor
     first_milestone_steps: int | None = None
-    first_milestone_epochs: float | None = None  # instead of first_milestone_steps
-    milestone_gap_steps: int | None = None  # null: only one milestone
-    milestone_gap_epochs: float | None = None  # instead of milestone_gap_steps
-    milestone_factor: float = 10.0  # divisor at each milestone
-    # unit of the schedule: steps (optimizer steps) | fresh_examples (batch_size fresh examples are one step,
-    # so repeats do not advance the schedule); warmup always counts optimizer steps
+    first_milestone_epochs: float | None = None  # first_milestone_steps in epochs; give only one of the two
+    # number of steps until step_decay divides the learning rate a second time; null: it does so only once
+    milestone_gap_steps: int | None = None
+    milestone_gap_epochs: float | None = None  # milestone_gap_steps in epochs; give only one of the two
+    milestone_factor: float = 10.0  # number by which step_decay divides the learning rate at each milestone
+    # what advances the schedule: steps, which are optimizer steps, or fresh_examples, of which batch_size
+    # count as one step, so that repeats do not advance it; warmup always counts optimizer steps
     unit: str = "steps"
 
 
 @dataclass
 class TargetConfig:
-    """The target that ends a run."""
+    """The target value of a metric. A run ends when it reaches the target."""
 
-    metric: str = MISSING  # a metric of the task
-    value: float | None = None  # the first evaluation that meets it ends the run; null: never
-    consecutive: int = 1  # consecutive evaluations that must meet it; the last one gives the cost
-    # metric of random guessing: a run that is not better after chance_share of max_fresh_examples has
-    # diverged; null: only the loss decides (max_loss)
+    metric: str = MISSING  # name of a metric of the task
+    value: float | None = None  # value at which the run ends; null: the run spends its whole budget
+    # number of consecutive evaluations that must meet the target; the cost is measured at the last of them
+    consecutive: int = 1
+    # value of the metric for random guessing; a run that is no better than this after chance_share of
+    # max_fresh_examples counts as diverged; null: a run only diverges by its loss (see max_loss)
     chance_level: float | None = None
-    chance_share: float = 0.5  # fraction of max_fresh_examples, in (0, 1]
+    # fraction of max_fresh_examples, in (0, 1], after which a run must be better than chance_level
+    chance_share: float = 0.5
 
 
 @dataclass
 class EvaluateConfig:
-    """Evaluations on the validation split."""
+    """How often and on how many examples the validation split is evaluated."""
 
-    every_fresh_examples: int = MISSING  # evaluate at multiples of this, equally for all arms
-    batch_size: int = 1000  # batch size of an evaluation
-    max_examples: int | None = None  # use only so many validation examples; null: all
+    # number of fresh examples between two evaluations, which must be the same for all arms of a sweep
+    every_fresh_examples: int = MISSING
+    batch_size: int = 1000  # batch size used for evaluation
+    max_examples: int | None = None  # maximum number of validation examples to evaluate; null: all
 
 
 @dataclass
 class TrackingConfig:
-    """Mirror of the run folder in Weights & Biases. It cannot stop or slow the run."""
+    """Copies of the records in Weights & Biases (W&B). A failure of W&B cannot stop or slow the run."""
 
-    kind: str = MISSING  # none | wandb
-    mode: str = "offline"  # offline | online
-    project: str = "adaecho"  # W&B project
-    entity: str | None = None  # W&B entity; null: your default
+    kind: str = MISSING  # none or wandb
+    mode: str = "offline"  # offline, which writes files for `wandb sync`, or online
+    project: str = "adaecho"  # name of the W&B project
+    entity: str | None = None  # name of the W&B entity; null: your default entity
 
 
 @dataclass
 class SearchConfig:
-    """Quasi-random search of each arm. Tasks define axes and budgets, experiments define arms."""
+    """A quasi-random search that tunes each arm, that is, each configuration under comparison.
 
-    trials: int = 1  # non-divergent trials per search; 1: each arm runs at the values of the task
-    repeats: int = 1  # independent searches per arm
-    seed: int = 0  # seeds the points and the trials
-    max_diverged: int | None = None  # diverged trials per search that are replaced; null: 2 * trials
-    workers: int = 2  # local processes
-    # stop a trial that has read more fresh examples than the best finished one of its search; this changes
-    # how many trials diverge or miss the target
+    The task usually defines the axes of the search and the budgets. The experiment defines the arms.
+    """
+
+    # number of non-divergent trials per search; 1: no search, each arm runs once with the task's values
+    trials: int = 1
+    repeats: int = 1  # number of independent searches per arm
+    seed: int = 0  # seed from which the points and the seeds of all trials are derived
+    # maximum number of diverged trials per search that are replaced by other points; null: 2 * trials
+    max_diverged: int | None = None
+    workers: int = 2  # number of local worker processes
+    # whether to stop a trial once it has read more fresh examples than the best trial of its search needed
+    # to reach the target; this changes how many trials diverge or miss the target
     prune: bool = False
-    # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1)); used if
-    # trials > 1
+    # ranges to search, as key: range in Hydra's sweep grammar, for example
+    # optimizer.learning_rate: tag(log, interval(0.01, 1)); used only if trials > 1
     axes: dict[str, str] = field(default_factory=dict)
-    # name: overrides, e.g. batch_e2: [echo=batch, echo.factor=2]
+    # arms to compare, as name: overrides, for example batch_e2: [echo=batch, echo.factor=2]
     arms: dict[str, list[str]] = field(default_factory=dict)
-    # name of an arm: name of its baseline; default: the arm without echoing of the same batch size and buffer
+    # baselines, as name of an arm: name of its baseline; an arm that is not listed is compared with the arm
+    # without echoing that has the same batch size and shuffle buffer
     baselines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Config:
-    """Config of one run."""
+    """The config of one run. The top-level keys apply to the run as a whole."""
 
     task: Any = field(default_factory=lambda: {"name": MISSING})  # a TaskConfig after from_plain()
     data: DataConfig = field(default_factory=DataConfig)
@@ -174,22 +212,27 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    # modules called at each evaluation and at the end, e.g. [my_callbacks]; see docs/your-own.md
+    # modules that are called at each evaluation and at the end of the run, for example [my_callbacks]; see
+    # docs/your-own.md
     callbacks: list[str] = field(default_factory=list)
-    seed: int = 0  # seeds weights, order, echo and augmentation
-    batch_size: int = MISSING  # examples per step
-    max_steps: int | None = None  # limit of optimizer steps; null: none
-    max_fresh_examples: int | None = None  # limit of examples read; null: none
-    max_train_time_s: float | None = None  # limit of training time in seconds; null: none
-    max_loss: float = 1000.0  # a larger or non-finite training loss ends the run as diverged
-    checkpoint_every_s: float = 60.0  # seconds between checkpoints
-    device: str = "auto"  # auto | cpu | cuda
-    precision: str = "auto"  # auto | float32 | bfloat16; auto: bfloat16 autocast if the hardware has it
-    channels_last: bool = False  # memory format of the model
-    compile: str = "off"  # off | default | reduce-overhead (CUDA graphs): torch.compile of the model
-    rank_timeout_s: float = 600.0  # ranks that wait longer for each other fail
-    threads: int = 1  # CPU threads of torch; equal numbers give identical results
-    restart: bool = False  # start over; the old folder is kept under another name
+    seed: int = 0  # seed of the initial weights, the order of the data, the echoing and the augmentation
+    batch_size: int = MISSING  # number of examples per step
+    max_steps: int | None = None  # maximum number of optimizer steps; null: no limit
+    # maximum number of fresh examples, that is, examples read without counting repeats; null: no limit
+    max_fresh_examples: int | None = None
+    max_train_time_s: float | None = None  # maximum training time in seconds; null: no limit
+    # a run with a larger or non-finite training loss is stopped and counts as diverged
+    max_loss: float = 1000.0
+    checkpoint_every_s: float = 60.0  # time between two checkpoints in seconds
+    device: str = "auto"  # auto, cpu or cuda
+    # auto, float32 or bfloat16; auto uses bfloat16 autocast if the hardware supports it
+    precision: str = "auto"
+    channels_last: bool = False  # whether the model uses torch's channels_last memory format
+    # mode of torch.compile for the model: off, default or reduce-overhead, which uses CUDA graphs
+    compile: str = "off"
+    rank_timeout_s: float = 600.0  # time in seconds after which a rank that waits for another rank fails
+    threads: int = 1  # number of CPU threads for torch; results are identical only for the same number
+    restart: bool = False  # whether to start over; an existing run folder is kept under another name
 
 
 _CHOICES = {
@@ -229,10 +272,10 @@ _RANGES = {
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
-    """Return a composed config as plain dicts, lists and numbers, without Hydra's node.
+    """Convert a composed config to plain dicts, lists and numbers, and leave out Hydra's own settings.
 
     Raises:
-        ConfigError: a key was added (``+key=``) that the schema does not have.
+        ConfigError: the user added a key with ``+key=`` that is not in the schema.
     """
     if isinstance(config, Config):
         return asdict(config)
@@ -245,7 +288,7 @@ def to_plain(config: DictConfig | Config) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Config:
-    """Return a validated ``Config`` from a composed config or from the ``config.yaml`` of a run.
+    """Build and validate a ``Config`` from plain values: a composed config, or a run's ``config.yaml``.
 
     Raises:
         ConfigError: a key is unknown, or its value has the wrong type or is out of range.
@@ -263,14 +306,14 @@ def from_plain(plain: dict[str, Any]) -> Config:
     return config  # type: ignore[no-any-return]
 
 
-@functools.cache  # building the node takes longer than filling it
+@functools.cache  # creating the schema takes longer than merging values into it
 def _schema() -> DictConfig:
     node: DictConfig = OmegaConf.structured(Config)
     return node
 
 
 def register() -> None:
-    """Register the schema and the resolvers of ``conf/config.yaml`` with Hydra."""
+    """Register the schema with Hydra, and the resolvers that the YAML files in ``conf/`` use."""
     ConfigStore.instance().store(name="schema", node=Config)
     resolvers: dict[str, Callable[..., Any]] = {
         "adaecho.run_id": lambda *, _root_: run_id(to_plain(_root_)),
@@ -282,7 +325,7 @@ def register() -> None:
 
 
 def value_at(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key of a config or of plain dicts.
+    """Return the value at a dotted key, such as ``echo.factor``, of a config or of plain dicts.
 
     Raises:
         ConfigError: the key is unknown.
@@ -296,12 +339,12 @@ def value_at(tree: Any, key: str) -> Any:
 
 
 def validate(config: Config) -> None:
-    """Check ranges, choices and combinations.
+    """Check the ranges, choices and combinations of all values.
 
     Raises:
-        ConfigError: names the key, its value, the reason and the remedy.
+        ConfigError: a check failed. The message names the key, its value, the reason and the remedy.
     """
-    if config.data.path == "":  # an unset shell variable
+    if config.data.path == "":  # often caused by an unset shell variable
         raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for built-in data")
     for key, allowed in _CHOICES.items():
         one_of(key, value_at(config, key), allowed)
@@ -327,7 +370,7 @@ def validate(config: Config) -> None:
 
 
 def check_schedule(schedule: ScheduleConfig) -> None:
-    """Check that each duration is given at most once, and that the shape has the one it needs."""
+    """Check that each duration is given in steps or in epochs but not both, and that none is missing."""
     for name in ("decay", "warmup", "first_milestone", "milestone_gap"):
         steps, epochs = getattr(schedule, f"{name}_steps"), getattr(schedule, f"{name}_epochs")
         if steps and epochs is not None:
@@ -342,7 +385,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
 
 
 def _validate_adascale(config: Config) -> None:
-    """Refuse settings that make the gain, or the learning rate scaled by it, wrong."""
+    """Reject settings with which AdaScale's gain, or the learning rate that it scales, would be wrong."""
     adascale, name = config.adascale, config.optimizer.name
     count = adascale.num_gradients_to_accumulate
     if config.batch_size % count:

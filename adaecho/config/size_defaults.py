@@ -1,6 +1,7 @@
-"""``scale=images`` and ``scale=text``: defaults that follow from the size of the data.
+"""Choose defaults from the size of the user's data, for ``scale=images`` and ``scale=text``.
 
-They set split, batch size, buffer, evaluations and budget. The paper's values are for a million images.
+The defaults of the tasks follow the paper and suit about a million images. For smaller data, ``scale=`` sets
+the validation split, batch size, shuffle buffer, evaluation interval, budget and learning rate instead.
 """
 
 import functools
@@ -15,25 +16,29 @@ from adaecho.errors import ConfigError
 _SHOWN = ("batch_size", "echo.shuffle_buffer", "evaluate.every_fresh_examples", "max_fresh_examples")
 _MAX_VALIDATION = 1_000
 _MAX_BATCH = 64
-_MAX_BUFFER = 10_000  # examples
+_MAX_BUFFER = 10_000  # in examples
 _MIN_EPOCHS, _MAX_EPOCHS = 2, 10
-_BUDGET = 50_000  # fresh examples: minutes on a CPU for small images
-_RATE_PER_EXAMPLE = 0.001  # learning rate 0.03 for batches of 32, as in experiment=caltech101
+_BUDGET = 50_000  # in fresh examples; small images take minutes on a CPU
+_RATE_PER_EXAMPLE = 0.001  # gives about the learning rate 0.03 of experiment=caltech101 at batch size 32
 
 
 def scaled(key: str, *, _root_: DictConfig) -> Any:
-    """Return the value of the resolver ``${adaecho.scaled:key}``.
+    """Return the default for one key. The YAML files use it as the resolver ``${adaecho.scaled:key}``.
 
+    The keys and their values are:
+
+    * ``validation_examples``: a fifth of the data, at most 1,000; None if the data has a validation split.
     * ``batch_size``: the largest power of two from 4 to 64 with at least 16 batches per epoch.
-    * ``shuffle_buffer``: a quarter of an epoch, at most 10,000.
-    * ``every_fresh_examples``: half an epoch.
-    * ``max_fresh_examples``: 10 epochs, or 50,000 examples if that is less, but at least 2 epochs.
+    * ``shuffle_buffer``: a quarter of an epoch, at most 10,000 examples.
+    * ``every_fresh_examples``: half an epoch between two evaluations.
+    * ``max_fresh_examples``: 10 epochs, or about 50,000 examples if that is less, but at least 2 epochs.
     * ``learning_rate``: 0.001 times the batch size.
-    * ``decay_steps``: batches of fresh examples in the budget.
-    * ``axes``: a tenth to ten times that learning rate, and momentum.
+    * ``decay_steps``: the number of batches of fresh examples in the budget.
+    * ``axes``: the learning rate from a tenth to ten times the value above, and momentum from 0.8 to 0.99.
 
-    An overridden batch size changes the learning rate and ``decay_steps``. An overridden budget below two
-    epochs sets the buffer to an eighth and the evaluations to a quarter of it.
+    If the user overrides the batch size, the learning rate and ``decay_steps`` follow it. If the user sets a
+    budget below two epochs, the buffer becomes an eighth of that budget, and the interval between
+    evaluations a quarter of it.
 
     Raises:
         ConfigError: ``data.path`` is not set.
@@ -68,15 +73,17 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
 
 
 def describe(plain: dict[str, Any]) -> str:
-    """Return the values that ``scale=`` chose, in one line."""
+    """Return one line of text with the values that ``scale=`` has chosen."""
     values = dict(flat(plain))
     return f"scale: {', '.join(f'{key}={values[key]}' for key in _SHOWN)}"
 
 
 def _split(size: Size) -> tuple[int | None, int]:
-    """Return the units for validation, None if the data has its own split, and the examples for training.
+    """Choose the size of the validation split, a fifth of the units (examples or documents), at most 1,000.
 
-    A fifth of the units is for validation, at most 1,000.
+    Returns:
+        The number of units to hold out for validation, or None if the data has its own validation split; and
+        the number of examples that remain for training.
     """
     held_out = None if size.has_validation else max(1, min(size.units // 5, _MAX_VALIDATION))
     return held_out, max(1, size.examples - size.examples * (held_out or 0) // size.units)
@@ -89,7 +96,7 @@ def _size(config: DictConfig) -> Size:
     return _size_at(str(config.data.path), tuple(task.items()), config.data.max_bad_examples)
 
 
-@functools.cache  # called for each value of each arm
+@functools.cache  # it is needed for each value of each arm, and reading the data may take long
 def _size_at(path: str, task: tuple[tuple[str, Any], ...], max_bad_examples: int) -> Size:
     plain = dict(task)
     return our_options().get(plain["name"], TaskConfig).size_of(path, plain, max_bad_examples)

@@ -1,4 +1,7 @@
-"""Keys of ``hydra/launcher=slurm``. Hydra imports this file for every app, so it imports little."""
+"""The settings of ``hydra/launcher=slurm``.
+
+Hydra imports this file for every application that is installed, so it imports only the standard library.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,26 +9,28 @@ from typing import Any
 
 @dataclass
 class SlurmSettings:
-    """Settings of Slurm jobs. The defaults work on any cluster: one CPU, no GPU, no partition."""
+    """Settings of Slurm jobs. The defaults request one CPU, no GPU and no partition."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    timeout_min: int = 60  # time limit of a job; the next job continues a trial that was cut short
-    nodes: int = 1  # nodes * tasks_per_node ranks train each trial together
+    timeout_min: int = 60  # time limit of a job in minutes; the next job continues an unfinished trial
+    nodes: int = 1  # number of nodes per job; nodes * tasks_per_node ranks train each trial together
     tasks_per_node: int = 1
     cpus_per_task: int = 1
-    mem_gb: float = 2.0  # per node
+    mem_gb: float = 2.0  # memory per node in GB
     gpus_per_node: int | None = None
-    trials_per_job: int = 1  # trials per submitted job; raise it for short trials
+    # number of trials for which one job is submitted; raise it if trials are short
+    trials_per_job: int = 1
     array_parallelism: int = 256  # maximum number of jobs
-    max_num_timeout: int = 20  # how often a job is requeued after a time-out
-    signal_delay_s: int = 120  # seconds before the time limit to write a checkpoint
-    setup: list[str] = field(default_factory=list)  # shell lines to run before the job, e.g. module load
-    additional_parameters: dict[str, Any] = field(default_factory=dict)  # other sbatch options
-    wait: bool = True  # false: submit and return
+    max_num_timeout: int = 20  # maximum number of times that a job is requeued after a time-out
+    signal_delay_s: int = 120  # time in seconds before the time limit at which a job writes a checkpoint
+    # shell commands to run at the start of each job, for example module load
+    setup: list[str] = field(default_factory=list)
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # further options for sbatch
+    wait: bool = True  # whether to wait for the jobs; false: submit them and return at once
 
     @property
     def ranks(self) -> int:
-        """Number of tasks per job, which train each trial together."""
+        """The number of tasks per job. These tasks are the ranks that train each trial together."""
         return self.nodes * self.tasks_per_node

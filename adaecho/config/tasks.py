@@ -1,7 +1,8 @@
-"""Find tasks and callbacks by name: a built-in task, an entry point, or the path of a module.
+"""Find tasks and callbacks by name.
 
-The module of a task has a function ``build(config, options)``. If the task has options, it also has a
-dataclass ``Options`` that extends ``TaskConfig``. The fields of ``Options`` are the keys ``task.*``.
+A name is that of a built-in task, that of an entry point, or the dotted path of a module. The module of a
+task must have a function ``build(config, options)``. If the task has options, the module also has a dataclass
+``Options`` that extends ``TaskConfig``, and the fields of ``Options`` are the config keys ``task.*``.
 """
 
 import importlib
@@ -19,11 +20,12 @@ from adaecho.errors import ConfigError
 
 
 class Size(NamedTuple):
-    """Size of the training data.
+    """The size of the training data.
 
     Attributes:
-        examples: number of examples in the training files.
-        units: number of items that ``data.validation_examples`` counts: examples, or documents.
+        examples: the number of examples in the training files.
+        units: the number of items that ``data.validation_examples`` counts, which are examples for most
+            tasks and documents for text.
         has_validation: whether the data has its own validation split.
     """
 
@@ -39,21 +41,23 @@ ENTRY_POINTS = "adaecho.tasks"
 class TaskConfig:
     """Base class for the options ``task.*`` of a task."""
 
-    name: str = MISSING  # a built-in task, an entry point of adaecho.tasks, or a module path
+    name: str = MISSING  # a built-in task, an entry point of the group adaecho.tasks, or a module path
 
-    # Options added after the first records of the task. At their defaults they are not part of a run's
-    # identity, so that run folders keep their names and searches their points.
+    # Options that were added after the first results of the task had been recorded. At their defaults they
+    # are left out of a run's identity, so that existing run folders keep their names and existing searches
+    # keep their points.
     added: ClassVar[tuple[str, ...]] = ()
-    module: ClassVar[str] = ""  # in adaecho/tasks/, if its name differs from the task's
+    # The name of the module in adaecho/tasks/; empty if it is equal to the name of the task.
+    module: ClassVar[str] = ""
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the data, for ``scale=``.
+        """Return the size of the data, from which ``scale=`` chooses defaults.
 
         Args:
-            path: ``data.path``.
-            plain: the keys ``task.*``, not checked yet.
-            max_bad_examples: ``data.max_bad_examples``.
+            path: the value of ``data.path``.
+            plain: the values of ``task.*``, which have not been checked yet.
+            max_bad_examples: the value of ``data.max_bad_examples``.
 
         Raises:
             ConfigError: the task does not support ``scale=``.
@@ -65,7 +69,7 @@ class TaskConfig:
 
 
 def find_task(name: str) -> ModuleType:
-    """Return the module of a task.
+    """Import and return the module of a task.
 
     Args:
         name: a built-in task, an entry point in the group ``adaecho.tasks``, or the dotted path of a module.
@@ -83,7 +87,9 @@ def find_task(name: str) -> ModuleType:
 
 
 def options_class(name: str) -> type[TaskConfig]:
-    """Return the dataclass of a task's options. Built-in tasks are not imported, since they import torch.
+    """Return the dataclass of a task's options.
+
+    The modules of built-in tasks are not imported for this, because they import torch, which takes seconds.
 
     Raises:
         ConfigError: no such task exists (see ``find_task``), or its options do not extend ``TaskConfig``.
@@ -97,19 +103,19 @@ def options_class(name: str) -> type[TaskConfig]:
 
 
 def added_options(name: str) -> dict[str, Any]:
-    """Return the options in ``TaskConfig.added`` of a task, with their defaults."""
+    """Return the options that are listed in a task's ``added``, with their defaults."""
     options = our_options().get(name, TaskConfig)
     return {field.name: field.default for field in fields(options) if field.name in options.added}
 
 
 def our_options() -> dict[str, type[TaskConfig]]:
-    """Return the options of the built-in tasks by name, without importing torch."""
+    """Return the options class of each built-in task by its name, without importing torch."""
     options: dict[str, type[TaskConfig]] = importlib.import_module(f"{ENTRY_POINTS}.options").OPTIONS
     return options
 
 
 def check_options(plain: dict[str, Any]) -> TaskConfig:
-    """Return a task's typed options from plain values.
+    """Return a task's typed and checked options, built from plain values.
 
     Raises:
         ConfigError: the task or an option is unknown, or a value has the wrong type or is out of range.
@@ -129,12 +135,14 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
 
 
 def module_path(name: str, group: str, expected: str) -> str:
-    """Return the dotted path of the module that is named by an entry point or by its own path.
+    """Return the dotted path of a module that is named by an entry point or by its own path.
+
+    The module is not imported.
 
     Args:
-        name: an entry point in ``group``, or the dotted path of a module, which is not imported.
+        name: the name of an entry point in ``group``, or the dotted path of a module.
         group: a group of entry points.
-        expected: the start of the message if there is none.
+        expected: the beginning of the error message if no such module exists.
 
     Raises:
         ConfigError: no such module exists.
@@ -148,5 +156,5 @@ def module_path(name: str, group: str, expected: str) -> str:
 
 
 def callback_path(name: str) -> str:
-    """Return the dotted path of a callback's module (see ``module_path``)."""
+    """Return the dotted path of the module of a callback (see ``module_path``)."""
     return module_path(name, "adaecho.callbacks", f"callbacks=[{name}]: expected the name of a callback")

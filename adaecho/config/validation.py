@@ -1,4 +1,4 @@
-"""Checks of ranges and choices, with the key in the message."""
+"""Checks of ranges and choices whose error messages name the config key."""
 
 import math
 
@@ -6,13 +6,16 @@ from adaecho.errors import ConfigError
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise ConfigError if a value is not allowed."""
+    """Raise ConfigError if the value of a key is not one of the allowed values."""
     if value not in allowed:
         raise ConfigError(f"{key}={value}: must be one of {', '.join(allowed)}")
 
 
 def within(key: str, value: float | None, interval: str) -> None:
-    """Raise ConfigError if a number lies outside an interval such as ``[0, 1)``. None passes."""
+    """Raise ConfigError if the value of a key lies outside an interval such as ``[0, 1)``.
+
+    The value None is always accepted.
+    """
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     if value is None or low < value < high or (value == low and interval[0] == "["):
         return

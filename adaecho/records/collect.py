@@ -1,13 +1,15 @@
-"""Collect the run folders of a sweep into small tables, committed under ``results/<experiment>/<task>/``.
+"""Collect the results of a finished sweep into small tables that can be committed.
 
-::
+The run folders of a sweep are too large to commit. This module writes the values that figures and pages need
+to these files in ``results/<experiment>/<task>/``::
 
-    trials.json    one row per trial; see ``records.outcome`` for its keys and ``records.trials`` for its form
+    trials.json    one row per trial; ``records.outcome`` explains the keys, ``records.trials`` the format
     outcome.json   one dict per arm, computed from the rows
-    curves.json    the metric over fresh examples of the best trial of each search
-    origin.json    the commands that made the records, and their machines and versions
+    curves.json    for the best trial of each search, the metric at each evaluation
+    origin.json    the command that ran the sweep, and the machines and package versions that were used
 
-``python -m adaecho.records.collect SWEEP --command "..."`` takes the folder of a finished sweep.
+To collect the sweep in the folder SWEEP, run ``python -m adaecho.records.collect SWEEP --command "..."``,
+where ``--command`` is the command that ran the sweep.
 """
 
 import argparse
@@ -37,17 +39,20 @@ def trial_row(
     counted: bool = True,
     positions: dict[str, float] | None = None,
 ) -> Row:
-    """The row of one trial.
+    """Build the row that describes one trial, from the config and the summary of its run.
+
+    ``records.outcome`` lists the keys of a row.
 
     Args:
-        config: the plain config of the run.
-        summary: the summary of the run.
-        experiment: name of the comparison.
-        arm: name of the configuration.
-        repeat: number of the search within the arm.
-        index: number of the point within the search.
-        counted: whether the trial belongs to the search's budget of non-divergent trials.
-        positions: position of its point on each axis of the search, 0 to 1 on the axis's scale.
+        config: the config of the run as plain dicts.
+        summary: the content of the run's ``summary.json``.
+        experiment: the name of the experiment.
+        arm: the name of the arm.
+        repeat: the number of the search within the arm.
+        index: the number of the trial within the search.
+        counted: whether the search counts the trial towards its number of non-divergent trials.
+        positions: the position of the trial's point on each axis of the search, from 0 to 1 on the scale of
+            the axis.
     """
     to_target = summary.get("to_target") or {}
     return {
@@ -81,15 +86,15 @@ def trial_row(
 
 
 def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
-    """Write the tables of a sweep; returns their folder.
+    """Write the tables of a finished sweep, and return the folder that contains them.
 
     Args:
-        sweep: the folder of a finished sweep.
-        results: the tables go to ``<results>/<experiment>/<task>/``.
-        command: the command that ran the sweep.
+        sweep: the folder of the sweep.
+        results: the parent folder; the tables are written to ``<results>/<experiment>/<task>/``.
+        command: the command that ran the sweep, which is recorded in ``origin.json``.
 
     Raises:
-        FolderError: ``sweep`` has no ``trials.json``, or its arms belong to several tasks.
+        FolderError: ``sweep`` has no ``trials.json``, or its arms belong to more than one task.
     """
     if not (sweep / "trials.json").exists():
         raise FolderError(
@@ -109,13 +114,15 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
 
 
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
-    """The metric over fresh examples of the best trial of each search.
+    """Read the learning curve of the best trial of each search from the run folders.
 
-    A search of one trial has a curve even if it missed the target, since it made no choice.
+    A search that missed the target has no best trial and therefore no curve. The exception is a search of a
+    single trial: its curve is always included, because there was no trial to choose from.
 
     Returns:
-        Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, the lists
-        ``fresh_examples`` and ``values``, and ``last``: the last evaluation without times.
+        One dict per curve, with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index`` and
+        ``metric``. The lists ``fresh_examples`` and ``values`` have one item per evaluation. ``last`` has
+        all values of the last evaluation except for times.
     """
     single = {key: trials[0] for key, trials in searches(rows).items() if len(trials) == 1}
     shown = {key: row for key, row in single.items() if row["counted"]} | best_trials(rows)
@@ -139,19 +146,30 @@ def _trial_folder(sweep: Path, row: Row) -> Path:
 
 
 def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> None:
-    """Write tables by name, and their origin; other tables in the folder are removed."""
+    """Write the tables and ``origin.json`` to a folder, and remove other tables that it contains.
+
+    Args:
+        into: the folder, which is created if it is missing.
+        texts: the content of each table, by the name of its file.
+        origin: the content of ``origin.json``.
+    """
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
         for name in TABLES:
-            (into / name).unlink(missing_ok=True)  # a kill must not leave old curves next to new rows
+            (into / name).unlink(missing_ok=True)  # if the process is killed, no old table stays
         write_json(into / "origin.json", origin)
         for name, text in texts.items():
             write_text(into / name, text)
 
 
 def _origin(folders: Sequence[Path]) -> dict[str, Any]:
+<<<<<<< HEAD
     """The distinct environments and data facts of the runs, and one text sample of a language model."""
     environments, data, samples = list[Any](), list[Any](), list[Any]()
+=======
+    """Return the distinct environments and the distinct facts about the data in these run folders."""
+    environments, data = list[Any](), list[Any]()
+>>>>>>> w-d4
     for folder in folders:
         latest = read_json(folder / "environment.json")
         for environment in [*latest.pop("earlier", []), latest]:
@@ -167,7 +185,7 @@ def _origin(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def one_line_each(table: list[Any]) -> str:
-    """A JSON list with one item per line, so a diff shows which arm changed."""
+    """Return a JSON list with one item per line, so that a diff shows which arm has changed."""
     return "[\n" + ",\n".join(dumps(item) for item in table) + "\n]\n"
 
 

@@ -1,4 +1,4 @@
-"""The environment of a run: code, versions, machine and Slurm job."""
+"""Describe the environment of a run: its code, package versions, machine and Slurm job."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Packages that can change a result or a time.
+# Packages whose version can change results or run times.
 _PACKAGES = (
     "adaecho", "torch", "torchvision", "tokenizers", "numpy", "opencv-python-headless", "hydra-core",
     "optuna", "scipy",
@@ -20,12 +20,17 @@ _SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "PROCID", 
 
 
 def environment() -> dict[str, Any]:
-    """The content of ``environment.json``.
+    """Return the content of ``environment.json``.
 
     Returns:
-        ``git`` {sha, dirty} of the checkout of this package, null if it is installed; versions of ``python``
-        and ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` that this process may use,
-        ``gpus`` by name; ``slurm`` {variable: value}, empty outside of a job.
+        A dict with these keys:
+
+        * ``git``: the commit of this package's checkout as {sha, dirty}; null if there is no checkout.
+        * ``python`` and ``packages``: the versions of Python and of the packages that matter.
+        * ``host``, ``platform``, ``processor``: the machine.
+        * ``cpu_cores``: the number of cores that this process may use.
+        * ``gpus``: the names of the GPUs.
+        * ``slurm``: Slurm's variables as {variable: value}, which is empty outside of a Slurm job.
     """
     slurm = {name.lower(): os.environ[f"SLURM_{name}"] for name in _SLURM if f"SLURM_{name}" in os.environ}
     return {**_fixed(), "slurm": slurm}
@@ -50,10 +55,13 @@ def _fixed() -> dict[str, Any]:
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """The commit and whether tracked files differ from it; None without a checkout or git."""
+    """Return the commit of a checkout, and whether tracked files differ from it.
+
+    The result is None if the folder is not a checkout or if git cannot be run.
+    """
     if not (root / ".git").exists():
         return None
-    # Without optional locks, git status cannot disturb a commit in progress.
+    # With this option, git status takes no lock, so it cannot disturb a commit that is in progress.
     git = ["git", "--no-optional-locks", "-C", str(root)]
     try:
         sha, status = (
@@ -74,7 +82,10 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of the GPUs; empty if torch is not imported, since importing it takes seconds."""
+    """Return the names of the GPUs.
+
+    The list is empty if torch has not been imported yet, because importing it only for this takes seconds.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []

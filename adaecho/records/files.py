@@ -1,4 +1,4 @@
-"""Files that are complete or absent, even if the process is killed or the disk fills."""
+"""Read and write files such that a killed process or a full disk never leaves a half-written file."""
 
 import json
 import math
@@ -12,14 +12,14 @@ import yaml  # type: ignore[import-untyped]
 
 from adaecho.errors import FolderError
 
-# PyYAML's parser and emitter in C, if available: a trial may last only a second.
+# Use PyYAML's faster parser and emitter in C if available, because a trial may last only a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Raise an ``OSError`` inside the block as a ``FolderError`` with ``path``, the reason and the remedy."""
+    """Convert an ``OSError`` inside the block to a ``FolderError`` that names ``path`` and a remedy."""
     try:
         yield
     except OSError as error:
@@ -29,9 +29,10 @@ def folder_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary file that replaces ``path`` at the end of the block; an error leaves the old file.
+    """Open a temporary binary file, which replaces ``path`` at the end of the block.
 
-    A library that needs a file name may write to ``Path(file.name)`` inside the block.
+    If the block raises an error, the previous file stays unchanged. A library that needs a file name can
+    write to ``Path(file.name)`` inside the block.
 
     Raises:
         FolderError: the disk is full, or the folder is not writable.
@@ -50,18 +51,18 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` atomically."""
+    """Atomically replace the content of the file ``path`` with ``text``."""
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` by indented JSON atomically; see ``dumps``."""
+    """Atomically replace the content of the file ``path`` with a value as indented JSON (see ``dumps``)."""
     write_text(path, dumps(value, indent=2) + "\n")
 
 
 def append(path: Path, text: str) -> None:
-    """Append ``text`` to a file, which is created if missing, and wait until it is on the disk."""
+    """Append ``text`` to a file, and wait until it is on the disk. The file is created if it is missing."""
     with folder_errors(path), path.open("ab") as file:
         file.write(text.encode(errors="backslashreplace"))
         file.flush()
@@ -69,7 +70,7 @@ def append(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
+    """Read the value in a JSON file.
 
     Raises:
         FolderError: the file cannot be read.
@@ -79,7 +80,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The value in a YAML file, by the safe loader.
+    """Read the value in a YAML file with PyYAML's safe loader, which creates only plain values.
 
     Raises:
         FolderError: the file cannot be read.
@@ -89,12 +90,15 @@ def read_yaml(path: Path) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """Plain values as YAML, in their order."""
+    """Format plain values as YAML, and keep the order of keys."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False))
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file without an incomplete last line; empty if the file is missing."""
+    """Return the complete lines of a file. A last line without a line break is left out.
+
+    The list is empty if the file is missing.
+    """
     if not path.exists():
         return []
     with folder_errors(path):
@@ -103,7 +107,11 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: numbers of numpy and torch become plain; NaN and infinities become null."""
+    """Format a value as strict JSON.
+
+    Scalars of NumPy and torch become plain numbers. NaN and infinities, which strict JSON does not allow,
+    become null.
+    """
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 

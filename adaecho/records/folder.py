@@ -1,18 +1,19 @@
-"""The run folder: the records of a run, its checkpoint and weights, and the lock of its only writer.
+"""The run folder, which holds everything that a run writes: records, checkpoint, weights and a lock.
 
-::
+It contains these files::
 
-    config.yaml        the resolved config; its first line holds the overrides
+    config.yaml        the resolved config; its first line lists the overrides that the user typed
     environment.json   code, versions and machine; see ``records.environment``
     metrics.jsonl      one JSON object per evaluation, flat except for ``echo_factor_changes``
-    summary.json       status and outcome; the only file that sweeps and figures read
-    checkpoint/        the state that a resumed run continues from; see ``training.checkpoint``
+    summary.json       status and outcome of the run
+    checkpoint/        the state from which a resumed run continues; see ``training.checkpoint``
     model/             weights at the end and at the best evaluation, as safetensors
-    traceback.txt      of each crash
-    lock               the writer's host and process; empty without a writer
+    traceback.txt      the traceback of each crash
+    lock               host and process of the current writer; empty if no process is writing
 
-Three rules make a kill at any instant harmless. Files are replaced atomically. A line is appended before the
-checkpoint that counts it. A resumed run cuts metrics.jsonl back to that count.
+A run may be killed at any time without damage to these files. Whole files are replaced atomically. A line of
+metrics.jsonl is appended before the checkpoint that counts it is written. When a run is resumed, it removes
+all lines that its checkpoint does not count, and then computes these evaluations again.
 """
 
 import fcntl
@@ -44,7 +45,8 @@ from adaecho.records.files import (
 
 _OVERRIDES = "# overrides: "
 HEARTBEAT_S = 15.0
-# A network file system may show the times of a file up to a minute late (acregmax of NFS).
+# A writer counts as dead if its last heartbeat is older than this. The limit is much longer than the
+# heartbeat, since a network file system may show file times up to a minute late (option acregmax of NFS).
 STALE_AFTER_S = 120.0
 
 
@@ -53,14 +55,15 @@ class FolderInUseError(FolderError):
 
 
 class RunFolder:
-    """Reads the records of a run, and writes them while it holds ``lock``.
+    """Reads and writes the files of a run folder.
 
-    Every writing method raises ``FolderError`` if this process does not hold the lock, the disk is full or
-    the folder is not writable. The previous content then stays.
+    Reading is always possible; writing requires the lock (see ``lock``). Every writing method raises
+    ``FolderError`` if this process does not hold the lock, if the disk is full, or if the folder is not
+    writable. The previous content of the file then stays unchanged.
 
     Attributes:
-        checkpoint: path of the last checkpoint.
-        moved_to: the folder to which ``start`` moved the previous run; None otherwise.
+        checkpoint: the path of the last checkpoint.
+        moved_to: the new path of the previous run if ``start`` has moved it; otherwise None.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -74,10 +77,12 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Be the only writer of the folder inside the block; the folder is created if missing.
+        """Hold the lock inside the block, so that no other process writes to the folder.
+
+        The folder is created if it is missing.
 
         Raises:
-            FolderInUseError: a live process holds the lock; names its host and process.
+            FolderInUseError: a live process holds the lock. The message names its host and process.
         """
         self._lock.acquire()
         try:
@@ -93,17 +98,21 @@ class RunFolder:
         *,
         restart: bool = False,
     ) -> None:
-        """Begin a new run, or continue the run in the folder if its config allows it.
+        """Record the config and environment of a run that begins, or that continues the run in the folder.
+
+        A run can be continued only with the same config. However, keys that do not change its results (see
+        ``config.identity``) may differ, and budgets may be larger than the recorded ones.
 
         Args:
-            config: the plain config. Keys that cannot change the trajectory (see ``config.identity``) may
-                differ from the recorded config, and budgets may be larger.
+            config: the config as plain dicts.
             overrides: the overrides that the user typed.
-            environment: see ``records.environment``; the previous ones stay under ``earlier``.
-            restart: first rename a folder that contains a run to ``<name>.old-<n>``.
+            environment: the present environment (see ``records.environment``). Environments in which the run
+                was executed before are kept under ``earlier``.
+            restart: begin a new run, after renaming a folder with a previous run to ``<name>.old-<n>``.
 
         Raises:
-            FolderError: the folder contains a different run (with a diff), or a larger budget.
+            FolderError: the folder contains a run with a different config or with a larger budget. The
+                message lists the differences.
         """
         self._check_writer()
         has_records = self._config.exists()
@@ -116,7 +125,7 @@ class RunFolder:
         with folder_errors(self.path):
             for path in (self.checkpoint.parent, self.path / "model"):
                 path.mkdir(exist_ok=True)
-        # A url may hold credentials.
+        # Urls are redacted because they may contain credentials.
         shown, typed = redact_urls(config), redact_urls([*overrides])
         write_text(self._config, f"{_OVERRIDES}{dumps(typed)}\n{yaml_text(shown)}")
         path, now = self.path / "environment.json", environment or {}
@@ -127,7 +136,7 @@ class RunFolder:
         write_json(path, now)
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        """Raise a FolderError with a diff if the folder contains a run with a different config."""
+        """Raise a FolderError that lists the differences if the recorded config is a different one."""
         recorded = read_yaml(self._config)
         remedy = "choose another folder (hydra.run.dir=...), or restart=true, which renames this one"
         if lines := changes(recorded, config):
@@ -143,7 +152,11 @@ class RunFolder:
         append(self._metrics, dumps(metrics) + "\n")
 
     def truncate_metrics(self, num_lines: int) -> None:
-        """Keep the first ``num_lines`` lines, which the checkpoint counts."""
+        """Remove all but the first ``num_lines`` lines of ``metrics.jsonl``, before a run is resumed.
+
+        Args:
+            num_lines: the number of evaluations up to the checkpoint.
+        """
         self._check_writer()
         if self._metrics.exists():
             kept = whole_lines(self._metrics)[:num_lines]
@@ -151,11 +164,11 @@ class RunFolder:
                 os.truncate(self._metrics, sum(map(len, kept)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The evaluations so far, without an incomplete last line."""
+        """Return the evaluations so far. A last line that is not completely written is left out."""
         return [json.loads(line) for line in whole_lines(self._metrics)]
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
-        """Replace a file of the folder: the checkpoint, or weights in ``model/``."""
+        """Replace a binary file of the folder, such as the checkpoint or a file of weights in ``model/``."""
         self._check_writer()
         with atomic_file(path) as file:
             file.write(data)
@@ -166,15 +179,15 @@ class RunFolder:
         write_json(self._summary, summary)
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary, or None before the first."""
+        """Return the content of ``summary.json``, or None if it has not been written yet."""
         return read_json(self._summary) if self._summary.exists() else None
 
     def read_config(self) -> dict[str, Any] | None:
-        """The recorded plain config, or None in a new folder."""
+        """Return the recorded config as plain dicts, or None if the folder contains no run."""
         return read_yaml(self._config) if self._config.exists() else None
 
     def write_traceback(self, traceback: str) -> None:
-        """Append a crash to ``traceback.txt``."""
+        """Append the traceback of a crash to ``traceback.txt``, with the time."""
         self._check_writer()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
         append(self.path / "traceback.txt", f"--- {stamp} ---\n{redact_urls(traceback).rstrip()}\n")
@@ -188,7 +201,7 @@ class RunFolder:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to ``<name>.old-<n>``; returns the new path."""
+    """Rename a folder to ``<name>.old-<n>`` with the first free number n, and return the new path."""
     number = 1
     while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
@@ -201,7 +214,7 @@ _descriptors: set[int] = set()
 
 
 def _close_descriptors() -> None:
-    """Close the locks in a forked child, which would keep them after its parent's death."""
+    """Close all locks in a forked child. Otherwise the child would still hold them after its parent died."""
     while _descriptors:
         os.close(_descriptors.pop())
 
@@ -210,12 +223,14 @@ os.register_at_fork(after_in_child=_close_descriptors)
 
 
 class FolderLock:
-    """The right to write to a folder: a locked file ``lock`` in it.
+    """A lock that allows only one process at a time to write to a folder.
 
-    ``flock`` works between the processes of a host, and the kernel releases it when a process dies. Some file
-    systems keep flock local to each host (BeeGFS, Lustre with ``localflock``) or lack it. There the writer's
-    heartbeat, the modification time of the file, tells whether a writer on another host is alive. The file is
-    never removed: two processes could then hold different files.
+    The process locks the file ``lock`` in the folder with ``flock``. The kernel releases this lock when the
+    process dies. However, on some file systems ``flock`` has no effect across hosts (BeeGFS, and Lustre with
+    ``localflock``), or it is missing. Therefore the process also updates the modification time of the
+    file regularly. This heartbeat shows processes on other hosts that the writer is alive.
+
+    The file is never removed, because two processes could then lock two different files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -224,10 +239,10 @@ class FolderLock:
         self._stop = threading.Event()
 
     def acquire(self) -> None:
-        """Take the lock; the folder is created if missing.
+        """Acquire the lock. The folder is created if it is missing.
 
         Raises:
-            FolderInUseError: a live process holds the lock; names its host and process.
+            FolderInUseError: a live process holds the lock. The message names its host and process.
             FolderError: the folder is not writable.
         """
         with folder_errors(self.folder):
@@ -252,7 +267,7 @@ class FolderLock:
         threading.Thread(target=self._beat, args=(descriptor, self._stop), daemon=True).start()
 
     def release(self) -> None:
-        """Release the lock, unless another host has taken it over."""
+        """Release the lock. If a process on another host has taken it over, its entry stays unchanged."""
         if self._descriptor < 0:
             return
         self._stop.set()
@@ -264,7 +279,10 @@ class FolderLock:
         self._descriptor = -1
 
     def is_mine(self) -> bool:
-        """Whether this object holds the lock; a process that was suspended may have lost it."""
+        """Return whether this object still holds the lock.
+
+        A process that was suspended for some time may have lost it to a process on another host.
+        """
         with suppress(OSError):
             return self._descriptor >= 0 and self.path.read_bytes() == self._mine
         return False
@@ -276,7 +294,7 @@ class FolderLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a live process holds the lock of a folder, by its heartbeat alone."""
+    """Return whether the heartbeat of a folder's lock shows that a live process holds it."""
     with suppress(OSError):
         path = folder / "lock"
         return bool(path.read_bytes()) and time.time() - path.stat().st_mtime < STALE_AFTER_S
@@ -284,17 +302,17 @@ def is_held(folder: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str | None:
-    """Lock the file; returns the live process that holds it, or None."""
+    """Try to lock the file. Return a description of the live process that already holds it, or None."""
     is_ours = is_locked = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_ours = True
     except BlockingIOError:
         is_locked = True
-    except OSError:  # this file system has no flock; only the heartbeat tells
+    except OSError:  # this file system has no flock, so only the heartbeat can be checked
         pass
     found = dict[str, object]()
-    with suppress(ValueError):  # an empty file: no process holds it
+    with suppress(ValueError):  # the file is empty if no process holds the lock
         found = json.loads(os.pread(descriptor, 1024, 0))
     beats = bool(found) and time.time() - os.fstat(descriptor).st_mtime < STALE_AFTER_S
     if is_locked or (beats and not (is_ours and found["host"] == socket.gethostname())):

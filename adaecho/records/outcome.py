@@ -1,30 +1,35 @@
-"""Compare arms by their trials: the protocol of the paper (section 3) as pure functions over rows.
+"""Compare the arms of an experiment by their trials, following the protocol of the paper (section 3).
 
-``outcome`` compares the cost of reaching a target; without a target, ``ends`` compares the ends of budgets.
-``best_trials`` defines the best trial of a search for both.
+An arm is one configuration under comparison. Each arm is tuned by one or more independent searches, and a
+search consists of several trials. If the experiment has a target value for a metric, ``outcome`` compares how
+many fresh examples each arm needed to reach it. If there is no target, ``ends`` compares the metrics at the
+end of the budget. Both use ``best_trials`` to choose the trial that represents each search. All functions
+here are pure: they take rows and read no files.
 
-A row is one trial, as a flat dict. Its keys::
+A row describes one trial as a flat dict with these keys::
 
-    experiment, task, arm, echo_variant, echo_factor     the comparison
-    baseline                                             the arm that it is compared with, or null
-    batch_size, shuffle_buffer, batch_shuffle_buffer     axes of figures
-    repeat, index                                        search of the arm, point of the search
+    experiment, task, arm, echo_variant, echo_factor     which configuration the trial belongs to
+    baseline                                             name of the arm to compare with, or null
+    batch_size, shuffle_buffer, batch_shuffle_buffer     settings that figures use as axes
+    repeat, index                                        number of the search, number of its point
     status                                               reached, budget_spent, diverged, failed, ...
-    counted                                              whether the search's non-divergent budget counts it
-    seed, hyperparameters                                the point: {key: value}
-    run_id                                               of the whole config; see ``config.identity``
-    trials_left                                          of its search, if some trials have not ended
-    positions                                            {key: 0 to 1}: the point's position on each axis
-    target_metric, target_value; target_direction        min or max, if the metric's name does not tell
-    to_target_fresh_examples, to_target_steps, to_target_train_time_s      null if the target was missed
-    best_value, fresh_examples, steps, train_time_s, R                     at the end of the run
+    counted                                              is it one of the search's non-divergent trials?
+    seed, hyperparameters                                the seed, and the point as {key: value}
+    run_id                                               digest of the config; see ``config.identity``
+    trials_left                                          number of unfinished trials in the same search
+    positions                                            {key: 0 to 1}: position of the point on each axis
+    target_metric, target_value                          the target
+    target_direction                                     min or max; only for metrics with unknown names
+    to_target_fresh_examples, to_target_steps, to_target_train_time_s    cost; null if the target was missed
+    best_value                                           best value of the metric at any evaluation
+    fresh_examples, steps, train_time_s, R               values at the end of the run
 
-and without a target also, at the end of the budget::
+Without a target, a row also has these keys, with the values at the end of the budget::
 
-    trained_examples                                  steps times batch size, including repeats
-    final_<metric>                                    each metric of the task
-    gain, gradient_variance, gradient_square,         of AdaScale, at the last step; scale_invariant_steps
-    scale_invariant_steps                             is tau
+    trained_examples                                     steps times batch size, so repeats are included
+    final_<metric>                                       one key for each metric of the task
+    gain, gradient_variance, gradient_square             AdaScale's estimates at the last step
+    scale_invariant_steps                                AdaScale's tau at the last step
 """
 
 import math
@@ -37,40 +42,47 @@ from adaecho.records.statistics import cost_ratio, mean_interval
 from adaecho.records.trials import Status
 
 Row = dict[str, Any]
-# Metrics of which less is better. Of all others more is better, unless a row has target_direction.
+# For these metrics a lower value is better. For all others a higher value is better, unless the row has
+# a target_direction.
 LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
-TARGET = ("target_metric", "target_value", "target_in_a_row")  # the first records lack the last key
+TARGET = ("target_metric", "target_value", "target_in_a_row")  # the oldest records lack target_in_a_row
 COUNTS = ("fresh_examples", "steps", "trained_examples")
 ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
-EDGE = 0.05  # share of an axis at either end; the paper found no best point there (section 3)
-_SHARED = ("batch_size", "shuffle_buffer")  # an arm and its baseline have equal values
+# The outermost share of an axis, at each end, that counts as its edge. In the paper no best point lay there
+# (section 3), so a best point at the edge suggests that the axis is too narrow.
+EDGE = 0.05
+_SHARED = ("batch_size", "shuffle_buffer")  # an arm and its default baseline must agree in these settings
 SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 
 def outcome(rows: list[Row]) -> list[Row]:
-    """One dict per arm, in the order of first appearance.
+    """Summarize what it cost each arm to reach the target, and compare each arm with its baseline.
 
-    The best counted trial represents each search. Means and extremes cover the searches that reached the
-    target (the bars and error bars of the paper's Fig. 3).
+    The best trial of each search represents the search (see ``best_trials``). Means and extremes are taken
+    over the searches that reached the target, like the bars and error bars of the paper's Fig. 3.
 
     Returns:
-        Per arm:
+        One dict per arm, in the order in which the arms first appear in ``rows``:
 
-        * ``arm``, ``echo_variant``, ``echo_factor``, and those of ``SETTINGS`` that were not searched.
-        * ``searches``, and how many of them ``reached`` the target.
-        * Counted ``trials``, and how many of them ``missed`` the target; how many other trials ``diverged``
-          (and were replaced) or ``failed``.
-        * ``at_edge``: see the function.
-        * ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}; with several
-          searches also ``low`` and ``high``, the mean's 95 % interval. Null if no search reached the target.
-        * ``baseline``, and ``ratio_to_baseline`` of geometric means of fresh examples, with its 95 % interval
-          ``ratio_low`` to ``ratio_high``; see ``records.statistics.cost_ratio``. Null without a baseline that
-          reached the target. The interval is null for the baseline itself, and with fewer than two searches
-          on either side.
-        * ``ratio_bound``: if searches of one side missed the target, each of them costs at least what it
-          read, so the ratio is ``at least`` or ``at most`` the value and has no interval. If searches of both
-          sides missed, the ratio is null.
+        * ``arm``, ``echo_variant`` and ``echo_factor``, and every key of ``SETTINGS`` that was not searched.
+        * ``searches``: the number of searches. ``reached``: how many of them reached the target.
+        * ``trials``: the number of counted trials. ``missed``: how many of them missed the target.
+          ``diverged`` and ``failed``: the number of trials with this status.
+        * ``at_edge``: for each axis, the number of best points near its ends (see the function ``at_edge``).
+        * ``fresh_examples``, ``steps`` and ``train_time_s``: the cost of reaching the target, each as
+          {mean, min, max}. If at least two searches reached the target, ``low`` and ``high`` give the
+          95 % confidence interval of the mean. Null if no search reached the target.
+        * ``baseline``: the name of the arm's baseline.
+        * ``ratio_to_baseline``: the geometric mean of the arm's fresh examples divided by that of its
+          baseline, with the 95 % confidence interval ``ratio_low`` to ``ratio_high`` (see
+          ``records.statistics.cost_ratio``). The ratio is null if the arm has no baseline, or if no search of
+          the arm or of its baseline reached the target. The interval is null for the baseline itself, and if
+          either arm has fewer than two searches.
+        * ``ratio_bound``: only present if some searches of one of the two arms missed the target. The cost of
+          such a search is only known to be at least what it has read. The true ratio is then ``at least`` or
+          ``at most`` the given value, and there is no interval. If both arms have such searches, the ratio
+          is null.
     """
     best = best_trials(rows)
     arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
@@ -89,27 +101,35 @@ def outcome(rows: list[Row]) -> list[Row]:
 
 
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
-    """The targets of rows: task, metric, value, consecutive evaluations. Equal targets are comparable."""
+    """Return the distinct targets of these rows, each as (task, metric, value, consecutive evaluations).
+
+    Costs of two arms can be compared only if their targets are equal.
+    """
     metric, value, in_a_row = TARGET
     return {(row["task"], row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
 
 
 class Bounds(NamedTuple):
-    """Bounds of a search's cost: equal if it reached the target; ``high`` is infinite if it missed."""
+    """Lower and upper bound of the cost of a search to reach the target.
+
+    The bounds are equal if the search reached the target. If it missed, ``high`` is infinite.
+    """
 
     low: float
     high: float
 
 
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
-    """The cost to the target of each search: that of its best trial, with the fewest fresh examples.
+    """Return the cost of each search of an arm to reach the target.
 
-    A search that missed the target costs at least what its shortest trial spent. The cost of a search with
-    trials left is unknown.
+    The cost of a search is that of its best trial, which reached the target with the fewest fresh examples.
+    If no trial reached the target, the cost is only bounded from below, by the cost of the cheapest trial. If
+    some trials have not ended yet, the cost is unknown, and the bounds are 0 and infinity.
 
     Args:
-        rows: of one arm.
-        cost: fresh_examples, steps, train_time_s, or s_per_fresh_example (seconds over fresh examples).
+        rows: the trials of one arm.
+        cost: ``fresh_examples``, ``steps``, ``train_time_s``, or ``s_per_fresh_example`` (training time in
+            seconds divided by the number of fresh examples).
     """
     found = []
     for _, search in sorted(searches(rows).items()):
@@ -118,7 +138,7 @@ def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bo
         if best is not None and counted_cost(best) is not None:
             spent = _cost(best, "to_target_", cost)
             found.append(Bounds(spent, spent))
-        elif cost == "s_per_fresh_example":  # known without a target
+        elif cost == "s_per_fresh_example":  # known even if the target was missed
             rates = [_cost(row, "", cost) for row in counted]
             found.append(Bounds(min(rates, default=0), max(rates, default=math.inf)))
         else:
@@ -136,7 +156,7 @@ def _cost(row: Row, prefix: str, cost: str) -> float:
 
 
 def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
-    """The ratio of an arm's costs to those of its baseline, with its interval or bound."""
+    """Return the ratio keys of ``outcome`` for an arm, given its costs and those of its baseline."""
     unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
     missed = [[math.isinf(cost.high) for cost in costs] for costs in (ours, theirs)]
     if all(map(any, missed)) or any(map(all, missed)):
@@ -152,17 +172,28 @@ def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
 
 
 def ratio_words(arm: Row) -> str:
-    """The ratio of an arm of ``outcome`` to its baseline: ``0.72``, or ``>0.72`` and ``<0.72`` for bounds."""
+    """Return an arm's ratio to its baseline as text: ``0.72``, or ``>0.72`` or ``<0.72`` if it is a bound.
+
+    Args:
+        arm: an arm as returned by ``outcome``.
+    """
     sign = {"at least": ">", "at most": "<"}.get(arm.get("ratio_bound", ""), "")
     return f"{sign}{arm['ratio_to_baseline']:.2f}"
 
 
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:
-    """The name of the arm with which an arm is compared; None if it is ambiguous.
+    """Return the name of the arm's baseline, or None if no rule below gives exactly one arm.
 
-    The first rule that gives a single arm decides: the arm's own ``baseline``; the arm without echoing (or
-    with factor 1) of equal batch size and shuffle buffer; the arm named baseline; the only arm without
-    echoing.
+    An arm may name its baseline under ``baseline``. Otherwise the baseline is chosen from the arms without
+    echoing or, if there are none, from the arms with echoing factor 1. These rules are tried in order:
+
+    1. the only such arm with the same batch size and shuffle buffer;
+    2. the arm that is named ``baseline``;
+    3. the only such arm.
+
+    Args:
+        arm: the arm for which a baseline is wanted.
+        arms: the arms with the same target.
     """
     if arm.get("baseline"):
         return str(arm["baseline"])
@@ -177,16 +208,17 @@ def baseline_of(arm: Row, arms: list[Row]) -> str | None:
 
 
 def without_target(rows: list[Row]) -> bool:
-    """Whether the experiment has no target, so that all runs spend their budgets."""
+    """Return whether the experiment has no target, in which case every run spends its whole budget."""
     return all(row["target_value"] is None for row in rows)
 
 
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """The best trial of each search (arm and repeat), ties by index.
+    """Return the best trial of each search, by the arm and repeat that identify the search.
 
-    The best trial is the counted one with the fewest fresh examples to the target; a search that missed it
-    has no entry. Without a target it is the trial that spent its budget with the best value of the metric at
-    any evaluation (paper, Fig. 8).
+    If there is a target, the best trial is the counted trial that reached it with the fewest fresh examples.
+    A search in which no trial reached the target has no entry. Without a target, the best trial is the one
+    with the best value of the metric at any evaluation, among the trials that spent their whole budget
+    (paper, Fig. 8). If trials are equally good, the one with the lowest index is chosen.
     """
     merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
@@ -198,7 +230,7 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
 
 def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
-    """The trials of each search, by its arm and repeat, in the order of first appearance."""
+    """Group rows by search, that is by arm and repeat, in the order of first appearance."""
     by_search: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         by_search.setdefault((row["arm"], row["repeat"]), []).append(row)
@@ -206,13 +238,19 @@ def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
 
 
 def best_value(search: Iterable[Row]) -> float | None:
-    """The best value of the target's metric at any evaluation of any counted trial; None without one."""
+    """Return the best value of the target's metric over all evaluations of all counted trials.
+
+    The result is None if no trial is counted, or if none was evaluated.
+    """
     best = min((row for row in search if row["counted"]), key=_distance, default=None)
     return None if best is None else best["best_value"]
 
 
 def counted_cost(row: Row) -> int | None:
-    """Fresh examples to the target of a counted trial; None if it missed or is not counted."""
+    """Return the fresh examples that a trial needed to reach the target.
+
+    The result is None if the trial missed the target, or if the search does not count it.
+    """
     return row["to_target_fresh_examples"] if row["counted"] else None
 
 
@@ -221,14 +259,14 @@ def _distance_at_end(row: Row) -> float | None:
 
 
 def _distance(row: Row) -> float:
-    """A sort key of the best value; smaller is better."""
+    """Return a sort key for the best value of a trial, such that a smaller key is better."""
     value: float | None = row["best_value"]
     direction = row.get("target_direction") or _by_name(row["target_metric"])
     return math.inf if value is None else value if direction == "min" else -value
 
 
 def direction_column(metric: str, direction: str) -> Row:
-    """``target_direction`` for a row; empty if the metric's name tells the direction."""
+    """Return the column ``target_direction`` for a row, or no column if the metric's name implies it."""
     return {} if direction == _by_name(metric) else {"target_direction": direction}
 
 
@@ -237,22 +275,22 @@ def _by_name(metric: str) -> str:
 
 
 def cost_to_target(summary: Row) -> int | None:
-    """Fresh examples to the target in a run's summary; None if it has not reached it."""
+    """Return the fresh examples to the target from a run's summary, or None if it was not reached."""
     return (summary.get("to_target") or {}).get("fresh_examples")
 
 
 def lowest(costs: Iterable[int | None]) -> int | None:
-    """The lowest cost that is not None."""
+    """Return the lowest cost that is not None, or None if there is no such cost."""
     return min((cost for cost in costs if cost is not None), default=None)
 
 
 def arm_of_winner(name: str) -> str:
-    """The searched arm whose best point the arm ``<arm>_search<n>`` repeats."""
+    """Return the name of the arm whose best point is repeated by the arm ``<arm>_search<n>``."""
     return re.sub(r"_search\d+$", "", name)
 
 
 def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows (or curves) of each arm, in the order of first appearance."""
+    """Group rows or curves by arm, in the order of first appearance."""
     arms: dict[str, list[Row]] = {}
     for row in rows:
         arms.setdefault(row["arm"], []).append(row)
@@ -278,25 +316,28 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
 
 
 def _is_searched(key: str, rows: list[Row]) -> bool:
-    """Whether the search chose a setting, so that it does not describe the arm."""
+    """Return whether a setting was searched; it then varies between trials and does not describe the arm."""
     axes = {name.rpartition(".")[2] for row in rows for name in row.get("positions") or {}}
     return key in axes or len({row.get(key) for row in rows}) > 1
 
 
 def ends(rows: list[Row]) -> list[Row]:
-    """One dict per arm, in the order of first appearance.
+    """Summarize how the runs of each arm ended, for an experiment without a target.
 
-    ``best_trials`` represents a search of several trials; a search of one trial is a run.
+    The best trial of each search represents the search (see ``best_trials``). A search of one trial is
+    simply a run.
 
     Returns:
-        Per arm:
+        One dict per arm, in the order in which the arms first appear in ``rows``:
 
-        * ``arm``, ``echo_variant``, ``echo_factor``; ``searched``: whether its searches had several trials.
-        * How many ``runs`` (or searches) spent their budgets, and how many ``diverged`` or ``failed``.
-        * As {mean, min, max} over these runs, null without values: ``fresh_examples``, ``steps``,
-          ``trained_examples``, ``final_<metric>``, ``best_value`` (at any evaluation), ``mean_gain`` (tau
-          over steps), and the other values of AdaScale.
-        * ``at_edge`` as in ``outcome``.
+        * ``arm``, ``echo_variant`` and ``echo_factor``.
+        * ``searched``: whether the arm has searches with several trials.
+        * ``runs``: the number of searches with a trial that spent its budget. ``diverged`` and ``failed``:
+          the number of trials with this status.
+        * ``fresh_examples``, ``steps``, ``trained_examples``, ``final_<metric>``, ``best_value`` (the best
+          value at any evaluation), ``mean_gain`` (AdaScale's scale-invariant steps tau divided by steps) and
+          AdaScale's other estimates: each as {mean, min, max} over the runs, or null without values.
+        * ``at_edge``: as in ``outcome``.
     """
     finals = [*dict.fromkeys(key for row in rows for key in row if key.startswith("final_"))]
     return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in by_arm(rows).values()]
@@ -321,15 +362,22 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
 
 
 def num_best(arm: Row) -> int:
-    """The number of searches with a best point in an arm of ``outcome`` or ``ends``."""
+    """Return the number of searches that have a best trial.
+
+    Args:
+        arm: an arm as returned by ``outcome`` or ``ends``.
+    """
     return int(arm["reached"] if "reached" in arm else arm["runs"])
 
 
 def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
-    """``at_edge``: per axis, the number of searches with a best point in the outermost 5 %.
+    """Count for each axis the searches whose best point lies in the outermost 5 % at either end.
 
     Args:
-        best: the best trial of each search of an arm. Without positions the result is empty.
+        best: the best trial of each search of one arm.
+
+    Returns:
+        ``{"at_edge": {key: count}}``, or an empty dict if the trials have no positions on axes.
     """
     keys = dict.fromkeys(key for row in best for key in row.get("positions") or {})
     counts = {key: sum(not EDGE <= row["positions"][key] <= 1 - EDGE for row in best) for key in keys}
@@ -343,5 +391,5 @@ def _spread_with_interval(values: list[float]) -> dict[str, float] | None:
 
 
 def spread(values: list[float]) -> dict[str, float] | None:
-    """Mean and extremes; None without values."""
+    """Return the mean, minimum and maximum of values, or None if there are no values."""
     return {"mean": fmean(values), "min": min(values), "max": max(values)} if values else None

@@ -1,7 +1,7 @@
-"""Statistics of the difference between two arms.
+"""Estimate how much two arms differ, and how certain the difference is.
 
-Costs are positive and their noise is multiplicative. So means and intervals use logarithms, and a ratio
-compares geometric means.
+Costs such as the number of fresh examples are positive, and their noise is multiplicative. Therefore
+``cost_ratio`` takes logarithms: it compares geometric means, and its interval holds for the ratio.
 """
 
 import math
@@ -20,8 +20,8 @@ class Ratio:
     """The ratio of the geometric mean costs of two arms, and its 95 % confidence interval.
 
     Attributes:
-        value: below 1 if the first arm is cheaper.
-        low, high: bounds of the interval; None with fewer than two runs on either side.
+        value: the ratio, which is below 1 if the first arm is cheaper.
+        low, high: bounds of the interval; None if it cannot be computed (see ``cost_ratio``).
     """
 
     value: float
@@ -31,11 +31,11 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Noise:
-    """The uncertainty of a difference of two means.
+    """The uncertainty of the difference between two means.
 
     Attributes:
-        error: the standard error.
-        freedom: the degrees of freedom of Student's t, by Welch and Satterthwaite.
+        error: the standard error of the difference.
+        freedom: the degrees of freedom of Student's t distribution, by Welch and Satterthwaite.
     """
 
     error: float
@@ -43,15 +43,18 @@ class Noise:
 
 
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """The ratio of geometric means, with Welch's t interval of the difference of mean log costs.
+    """Return the ratio of the geometric mean costs of an arm and its baseline, with its 95 % interval.
+
+    The interval is Welch's t interval of the difference between the mean logarithms of the costs.
 
     Args:
-        costs: of the runs (or searches) that reached the target; at least one, each above 0.
-        baseline: the same for the baseline.
+        costs: the costs of the arm's runs or searches; at least one, each above 0.
+        baseline: the costs of the baseline's runs or searches, likewise.
 
     Returns:
-        The ratio. It has no interval if the noise is unknown: a side has one run, or all costs are equal on
-        both sides (evaluations are a grid, so equal costs are not exact).
+        The ratio. It has no interval if the noise cannot be estimated. This is the case if the arm or the
+        baseline has only one run, or if all costs are equal within the arm and within the baseline. Equal
+        costs do not mean zero noise, because a cost is only known up to the distance between evaluations.
     """
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))  # [searches] each
     difference = float(ours.mean() - theirs.mean())
@@ -67,18 +70,23 @@ def welch_noise(
     theirs: Sequence[float] | NDArray[Any],
     least_variances: tuple[float, float] = (0.0, 0.0),
 ) -> Noise | None:
-    """The noise of the difference of two means by Welch (1947), with one variance per side.
+    """Estimate the noise of the difference between two means by Welch's method (1947).
+
+    The two samples may have different variances.
 
     Args:
-        ours, theirs: finite values; the result is None with fewer than two on a side.
-        least_variances: lower bounds of the variances, such as ``grid_variance``: values on a grid may be
-            equal by chance.
+        ours, theirs: the two samples, of finite values.
+        least_variances: a lower bound for the variance of each sample, such as ``grid_variance``. Values that
+            are measured on a grid may be equal by chance, and their variance would then be 0.
+
+    Returns:
+        The noise, or None if either sample has fewer than two values.
     """
     if min(len(ours), len(theirs)) < 2:
         return None
     parts, freedom = [], 0.0
     for values, least in zip((ours, theirs), least_variances, strict=True):
-        # Rounding gives equal values a variance of 1e-33.
+        # Because of rounding, np.var may return about 1e-33 instead of 0 for equal values.
         variance = 0.0 if np.ptp(values) == 0 else float(np.var(values, ddof=1))
         parts.append(max(variance, least) / len(values))
         freedom += parts[-1] ** 2 / (len(values) - 1)
@@ -87,7 +95,7 @@ def welch_noise(
 
 
 def difference_interval(difference: float, noise: Noise) -> tuple[float, float]:
-    """Student's 95 % t interval of a difference; an infinite difference is its own interval."""
+    """Return Student's 95 % t interval of a difference. An infinite difference gives infinite bounds."""
     from scipy import special  # slow to import, and training does not need it
 
     half = float(special.stdtrit(noise.freedom, (1 + _CONFIDENCE) / 2)) * noise.error
@@ -95,7 +103,7 @@ def difference_interval(difference: float, noise: Noise) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float], confidence: float = _CONFIDENCE) -> tuple[float, float]:
-    """Student's t interval of the mean of two or more values."""
+    """Return Student's t interval of the mean of at least two values."""
     from scipy import stats
 
     array = np.asarray(values, float)  # [values]

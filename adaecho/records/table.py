@@ -1,4 +1,4 @@
-"""The outcome of a sweep as a table of text, for the terminal and for Markdown."""
+"""Format the outcome of a sweep as a table of text, for the terminal and for Markdown pages."""
 
 import math
 import re
@@ -17,13 +17,19 @@ from adaecho.records.outcome import (
     without_target,
 )
 
-# Media: a terminal of 80 columns shows the first kind of columns, a page both.
+# A terminal of 80 characters has room only for the TERMINAL columns; a page shows PAGE columns too.
 TERMINAL, PAGE = range(2)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, one cell per arm, and the narrowest medium that shows the column."""
+    """One column of the table.
+
+    Attributes:
+        heading: the text above the column.
+        cells: one text per arm.
+        medium: ``TERMINAL`` if terminals and pages show the column, ``PAGE`` if only pages do.
+    """
 
     heading: str
     cells: list[str]
@@ -31,23 +37,28 @@ class Column:
 
 
 def as_clock(seconds: float) -> str:
-    """A duration as ``m:ss`` or ``h:mm:ss``."""
+    """Format a duration in seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def summarize(rows: list[Row]) -> list[Row]:
-    """One dict per arm: costs to the target, or the ends of the runs without a target."""
+    """Return one dict per arm: the result of ``outcome``, or of ``ends`` if the rows have no target."""
     return ends(rows) if without_target(rows) else outcome(rows)
 
 
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
-    """The columns of the table for these rows and their ``summarize`` result.
+    """Return the columns of the table that summarizes a sweep.
 
-    With several searches per arm, a cost is the mean of their best trials, and the range is that of these
-    trials. With one search, the cost is that of the best trial, and the range covers all trials that reached
-    the target. ``-`` means that an arm has no value; columns without values are left out.
+    If an arm has several searches, each cost is the mean over the best trials of these searches, and the
+    range covers the same trials. If it has one search, the cost is that of the best trial, and the range
+    covers all trials that reached the target. ``-`` means that an arm has no value. A column in which no arm
+    has a value is left out.
+
+    Args:
+        rows: the trials of the sweep.
+        arms: the result of ``summarize(rows)``.
     """
     if without_target(rows):
         columns = _ends_columns(arms, decimals_of(validation_images(rows)))
@@ -58,13 +69,17 @@ def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
 
 
 def validation_images(rows: list[Row]) -> int | None:
-    """The number of validation images; None if unknown, or if rows differ."""
+    """Return the number of validation images, or None if it is unknown or differs between rows."""
     numbers = {row.get("validation_images") for row in rows}
     return numbers.pop() if len(numbers) == 1 else None
 
 
 def decimals_of(number: int | None) -> int:
-    """Significant decimals of a metric on so many validation images (one of 20 is 0.05); four if unknown."""
+    """Return how many decimals of an accuracy are meaningful, given the number of validation images.
+
+    With 20 images, for example, one image changes the accuracy by 0.05, so two decimals are shown. The
+    result is at most four, and four if the number is unknown.
+    """
     return 4 if number is None else min(max(math.ceil(math.log10(number)), 1), 4)
 
 
@@ -77,7 +92,7 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
     return [
         ("arm", _text("arm"), TERMINAL),
         ("fresh examples", _mean("fresh_examples", ",.0f"), TERMINAL),
-        # A terminal has room for one of the two columns.
+        # A terminal has room for only one of the columns "range" and "95 % interval".
         ("range", lambda arm: _cost_range(arm, rows), PAGE if with_interval else TERMINAL),
         ("ratio", lambda arm: "-" if arm["ratio_to_baseline"] is None else ratio_words(arm), TERMINAL),
         *([("95 % interval", ratio_interval, TERMINAL)] if with_interval else []),
@@ -96,7 +111,7 @@ def _ends_columns(arms: list[Row], decimals: int) -> _Columns:
     form = f".{decimals}f"
     metrics = [key for key in (arms[0] if arms else {}) if key.startswith("final_")]
     for number, key in enumerate(metrics):
-        medium = TERMINAL if number < 2 else PAGE  # detection's six metrics leave no room for names
+        medium = TERMINAL if number < 2 else PAGE  # a terminal has no room for detection's six metrics
         columns += [
             (key.removeprefix("final_").replace("_", " "), _mean(key, form), medium),
             ("range", _range(key, form), PAGE),
@@ -129,7 +144,7 @@ def _span(spread: dict[str, Any] | None, form: str) -> str:
 
 
 def ratio_interval(arm: Row) -> str:
-    """The 95 % interval of the ratio to the baseline."""
+    """Format the 95 % confidence interval of an arm's ratio to its baseline; ``-`` if there is none."""
     return "-" if arm["ratio_low"] is None else f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"
 
 
@@ -141,10 +156,12 @@ def _cost_range(arm: Row, rows: list[Row]) -> str:
 
 
 def terminal_table(columns: list[Column]) -> Any:
-    """A rich table without columns of zeros; other zeros are shown as ``-``.
+    """Build a table for the library rich, with the columns that fit into a terminal.
+
+    Columns that contain only zeros are left out, and other zeros are shown as ``-``.
 
     Args:
-        columns: of ``end_of_sweep``; the first one holds names.
+        columns: the result of ``end_of_sweep``, whose first column holds the names of the arms.
     """
     from rich.table import Table
 

@@ -1,15 +1,15 @@
-"""Rows of trials: their statuses, and the table in which they are committed.
+"""The statuses of trials, and the compact JSON table in which rows of trials are committed.
 
-::
+The table looks like this::
 
     {"same": {"experiment": "fig3", ...}, "columns": ["arm", ..., "hyperparameters:optimizer.momentum"],
      "rows": [
     ["baseline", ..., 0.9491],
     ...]}
 
-The table names columns once and writes constant columns once. It has one line per trial, so a diff shows
-which trial changed. A sweep's folder contains the same rows as a plain list of dicts; ``read_rows`` reads
-both.
+To keep the file small, the table names each column once, and it stores a column with a single value only once
+(under ``same``). Each trial has its own line, so that a diff shows which trial has changed. The folder of a
+sweep contains the same rows as a plain list of dicts. ``read_rows`` reads both formats.
 """
 
 import hashlib
@@ -21,38 +21,39 @@ from typing import Any
 from adaecho.records.files import dumps, read_json
 
 Row = dict[str, Any]
-# The tables in a folder of results: see ``records.collect``, and experiments/repeat_value for its branches.
+# The tables in a folder of results. ``records.collect`` describes the first three; experiments/repeat_value
+# writes branches.json.
 TABLES = ("trials.json", "outcome.json", "curves.json", "branches.json")
-_INSIDE = ":"  # between the name of a dict-valued column and a key of the dict
+_INSIDE = ":"  # separates the name of a column that holds dicts from a key of these dicts
 
 
 class Status(StrEnum):
     """The values of ``status`` in ``summary.json`` and in the rows of ``trials.json``."""
 
-    RUNNING = "running"  # or killed; the same command continues the run
-    PREEMPTED = "preempted"  # ended by a signal, after a checkpoint
-    REACHED = "reached"  # met the target
+    RUNNING = "running"  # still running, or killed; the same command continues a killed run
+    PREEMPTED = "preempted"  # stopped by a signal, after the run wrote a checkpoint
+    REACHED = "reached"  # reached the target
     BUDGET_SPENT = "budget_spent"
     DIVERGED = "diverged"
-    PRUNED = "pruned"  # could no longer be the best of its search
-    FAILED = "failed"  # ended by an error
+    PRUNED = "pruned"  # stopped because it could no longer be the best trial of its search
+    FAILED = "failed"  # stopped by an error
 
 
-# Runs with these statuses are never continued.
+# A run with one of these statuses is complete and is never continued.
 FINISHED = frozenset({Status.REACHED, Status.BUDGET_SPENT, Status.DIVERGED, Status.PRUNED})
-ENDED = FINISHED | {Status.FAILED}  # no process works on such a run
+ENDED = FINISHED | {Status.FAILED}  # the run is over; if it failed, a new attempt may continue it
 
 
 def digest(table: bytes) -> str:
-    """The SHA-256 of these bytes, in hexadecimal."""
+    """Return the SHA-256 digest of these bytes in hexadecimal."""
     return hashlib.sha256(table).hexdigest()
 
 
 def check_metric(name: object) -> str:
-    """Check the name of a metric, which becomes part of a column name (``final_<metric>``).
+    """Check the name of a metric, which becomes part of the column name ``final_<metric>``, and return it.
 
     Raises:
-        ValueError: the name contains other characters.
+        ValueError: the name is not a string of 1 to 200 allowed characters. The message lists them.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[\w .+=/@()%,&'-]{1,200}", name):
         raise ValueError(f"metric {name!r}: use letters, digits, blanks, ._-+=/@()%,& and '")
@@ -60,7 +61,7 @@ def check_metric(name: object) -> str:
 
 
 def table_text(rows: list[Row]) -> str:
-    """The table of these rows. A value that a row lacks is read back as null."""
+    """Format rows as a table (see the module). If a row lacks a column, ``read_rows`` returns null for it."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     same = {
@@ -75,7 +76,7 @@ def table_text(rows: list[Row]) -> str:
 
 
 def read_rows(path: Path) -> Any:
-    """The rows of the table in a file; a plain list of rows is returned unchanged."""
+    """Read the rows of the table in a file. If the file contains a plain list of rows, return the list."""
     table = read_json(path)
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table

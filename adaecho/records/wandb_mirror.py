@@ -1,10 +1,11 @@
-"""The mirror in W&B: a separate process that follows the folder of a run, or of a sweep and its trials.
+"""Copy the records of a run, or of a sweep and its trials, to Weights & Biases (W&B) in a separate process.
 
-Importing W&B and opening a run take seconds, and a server may not answer. Neither a hang nor a crash of W&B
-may slow or stop training. So the command starts ``python -m adaecho.records.wandb_mirror FOLDER ...`` at a
-low priority, which reads the records and sends new ones. Each folder is one run in W&B, and its id stays in
-the folder. Online the mirror sends every evaluation; offline it writes the complete run when its process has
-ended.
+Importing W&B takes seconds, and its server may be slow or unreachable. To ensure that W&B can neither slow
+nor stop training, the training command starts ``python -m adaecho.records.wandb_mirror FOLDER ...`` as a
+process of low priority. This process watches the run folders and sends new records to W&B. Each run folder
+becomes one run in W&B, whose id is stored in the folder, so that a resumed run continues the same W&B run. In
+mode online, each evaluation is sent as soon as it is recorded. In mode offline, the mirror writes a run to
+disk when it has ended.
 """
 
 import os
@@ -24,7 +25,8 @@ from adaecho.records.files import read_json, read_yaml, write_text
 from adaecho.records.folder import RunFolder, is_held
 from adaecho.records.trials import Status
 
-# How long the end of a command waits. W&B stops an upload before that, and `wandb sync` can repeat it.
+# At its end, a command waits at most this long for the mirror. W&B gives up its upload earlier, after
+# _UPLOAD_WAIT_S, so that its files are complete and `wandb sync` can upload them later.
 FINISH_WAIT_S = 60.0
 _UPLOAD_WAIT_S = 45
 _POLL_S = 1.0
@@ -32,11 +34,13 @@ _POLL_S = 1.0
 
 @contextmanager
 def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
-    """Mirror a folder during the block and for a bounded time after it; a failure is only a warning.
+    """Mirror a folder to W&B during the block. A failure of W&B only prints a warning.
+
+    After the block, the function waits up to ``FINISH_WAIT_S`` seconds for the mirror to finish.
 
     Args:
-        tracking: project, entity, and whether online or offline.
-        folder: of a run, or of a sweep with its design.
+        tracking: the settings ``tracking.*``, such as project and mode.
+        folder: the folder of a run, or of a sweep that already contains its ``design.json``.
     """
     if tracking.kind == "none":
         yield
@@ -46,7 +50,7 @@ def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
         [sys.executable, "-m", "adaecho.records.wandb_mirror", *where],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C must not end the mirror before the run
+        start_new_session=True,  # so that Ctrl-C does not stop the mirror before the run has ended
     )
     try:
         yield
@@ -63,7 +67,7 @@ def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
 
 
 class Mirror:
-    """The W&B run of one folder, open until ``finish``."""
+    """The W&B run that mirrors one folder. It stays open until ``finish`` is called."""
 
     def __init__(self, folder: Path, root: Path, where: dict[str, Any]) -> None:
         import wandb
@@ -71,7 +75,7 @@ class Mirror:
         self._folder, self._id, self._sent = folder, _id_file(folder), 0
         if not self._id.exists():
             write_text(self._id, uuid.uuid4().hex[:12])
-        os.utime(self._id, (0, 0))  # marks the folder as not mirrored until ``finish``
+        os.utime(self._id, (0, 0))  # marks the folder as not mirrored until ``finish`` is called
         is_run = (folder / "config.yaml").exists()
         config = read_yaml(folder / "config.yaml") if is_run else read_json(folder / "design.json")
         self._run = wandb.init(
@@ -87,9 +91,10 @@ class Mirror:
         )
 
     def send(self) -> None:
-        """Send the new evaluations; W&B's step is the number of fresh examples.
+        """Send the evaluations that are new, with the number of fresh examples as W&B's step.
 
-        A resumed run repeats the evaluations after its last checkpoint exactly, and the server has them.
+        A resumed run repeats the evaluations after its last checkpoint with identical results. They are not
+        sent again, because the server already has them.
         """
         lines = RunFolder(self._folder).read_metrics()
         for line in lines[self._sent :]:
@@ -98,7 +103,7 @@ class Mirror:
         self._sent = len(lines)
 
     def finish(self) -> None:
-        """Send the remaining evaluations, the summary and the figures of a sweep."""
+        """Send the remaining evaluations, the summary and any figures, and close the W&B run."""
         import wandb
 
         self.send()
@@ -121,14 +126,14 @@ def _is_sweep(folder: Path) -> bool:
 
 
 def _has_news(folder: Path) -> bool:
-    """Whether the records of a folder changed after it was mirrored last."""
+    """Return whether the records of a folder have changed since it was last mirrored."""
     records = [path for name in ("summary.json", "outcome.json") if (path := folder / name).exists()]
     mirrored = _id_file(folder).stat().st_mtime_ns if _id_file(folder).exists() else 0
     return any(path.stat().st_mtime_ns > mirrored for path in records)
 
 
 def _follow(root: Path, where: dict[str, Any]) -> None:
-    """Follow a folder, or a sweep's trials and outcome, until standard input has a line."""
+    """Mirror a run, or the trials and outcome of a sweep, until a line arrives on standard input."""
     mirrors: dict[Path, Mirror] = {}
     ended = False
     while not ended:
@@ -145,7 +150,7 @@ def _follow(root: Path, where: dict[str, Any]) -> None:
 
 
 def main(folder: str, mode: str, project: str, entity: str | None = None) -> None:
-    """Follow a folder; the first error ends the mirror with one warning."""
+    """Mirror a folder. The first error ends the mirror with a single warning."""
     os.nice(10)
     try:
         _follow(Path(folder), {"mode": mode, "project": project, "entity": entity})

@@ -1,1 +1,1 @@
-"""Quasi-random search: a design by index, workers, Hydra's sweeper, an export for Optuna."""
+"""Sweeps: compare several arms, each tuned by quasi-random search, with workers that share only a folder."""

@@ -1,6 +1,7 @@
-"""Build the arms of a sweep from comma lists and ``search.arms``, with the axes of each.
+"""Build the arms of a sweep, which are the configurations to compare, and the axes along which each is tuned.
 
-An axis is a range of one config key in Hydra's sweep grammar::
+Arms are defined by comma lists on the command line (``echo.factor=2,4``) and by ``search.arms``. An axis is
+a range of values for one config key, in Hydra's sweep grammar::
 
     optimizer.learning_rate: tag(log, interval(0.01, 1))         log-uniform
     optimizer.momentum:      tag(reverse_log, interval(0.5, 0.98))   1 - m is log-uniform
@@ -29,11 +30,11 @@ from adaecho.errors import ConfigError
 from adaecho.search.design import Arm, Axis, stable_hash
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
-# Keys that cannot be searched, since all trials of an arm must share them to be comparable.
+# Keys that cannot be searched, because the trials of an arm are comparable only if they share these values.
 _NO_AXES = {
     *BUDGETS, "seed", "threads", "restart", "search", "tracking", "target", "evaluate", "data", "echo.factor",
 }  # fmt: skip
-# Keys that all arms of a task must share to be comparable.
+# Keys that must be equal in all arms of a task, because the arms would not be comparable otherwise.
 _OF_ALL_ARMS = (
     "max_fresh_examples", "max_loss", "target.chance_level", "target.chance_share",
     "evaluate.every_fresh_examples", "evaluate.max_examples", "data.validation_examples", "data.split_seed",
@@ -42,12 +43,12 @@ _OF_ALL_ARMS = (
 
 @dataclass(frozen=True)
 class SweepOverrides:
-    """The task overrides of a sweep, sorted by kind.
+    """The overrides on the command line of a sweep, sorted by kind.
 
     Attributes:
-        fixed: overrides of all arms.
-        choices: the alternatives of each comma list. Arms are all combinations.
-        intervals: axes by key.
+        fixed: the overrides with a single value, which apply to all arms.
+        choices: the alternatives of each comma list. Each combination of alternatives is an arm.
+        intervals: the intervals to search, by config key.
     """
 
     fixed: tuple[str, ...]
@@ -56,7 +57,10 @@ class SweepOverrides:
 
 
 def parse_overrides(arguments: Sequence[str], config_loader: ConfigLoader | None = None) -> SweepOverrides:
-    """Sort overrides into fixed values, comma lists (also ``choice``, ``range``, ``glob``) and intervals."""
+    """Parse overrides and sort them by kind.
+
+    Hydra's ``choice``, ``range`` and ``glob`` are treated like comma lists.
+    """
     fixed, choices, intervals = [], [], {}
     for override in OverridesParser.create(config_loader).parse_overrides(list(arguments)):
         key = override.get_key_element()
@@ -70,7 +74,7 @@ def parse_overrides(arguments: Sequence[str], config_loader: ConfigLoader | None
 
 
 def composer(config_loader: ConfigLoader, master: DictConfig) -> Compose:
-    """Return a function that composes task overrides into a plain config."""
+    """Return a function that composes a config from overrides, and returns it as plain dicts."""
 
     def compose(overrides: Sequence[str]) -> dict[str, Any]:
         try:
@@ -85,15 +89,16 @@ def composer(config_loader: ConfigLoader, master: DictConfig) -> Compose:
 def build_arms(
     typed: SweepOverrides, named: dict[str, list[str]], compose: Compose
 ) -> tuple[list[Arm], list[str]]:
-    """Return the distinct arms of a sweep, and messages on the combinations that were left out.
+    """Return the distinct arms of a sweep, and one message for each combination that was left out.
 
-    An invalid combination of comma lists, such as ``echo=none echo.factor=2``, is left out if each of its
-    values is part of a valid combination.
+    Comma lists may produce an invalid combination, such as ``echo=none echo.factor=2``. It is left out if
+    each of its values also occurs in a valid combination. Otherwise one of the values is probably a mistake,
+    and an error is raised.
 
     Args:
-        typed: the overrides.
-        named: ``search.arms``, the overrides of each arm.
-        compose: see ``composer``.
+        typed: the overrides on the command line.
+        named: the overrides of each arm in ``search.arms``.
+        compose: a function returned by ``composer``.
 
     Raises:
         ConfigError: an arm is invalid, or arms are not comparable.
@@ -136,9 +141,11 @@ def _build_arm(
     config = compose(overrides)
     variant, factor = config["echo"]["variant"], config["echo"]["factor"]
     if config["max_steps"] is not None and "max_steps" not in of_arm and factor != "auto":
-        # An echoed arm may take e times the steps for the same fresh examples (paper, section 4).
+        # With echoing factor e, an arm takes e times as many steps for the same number of fresh examples, so
+        # its limit is e times as large (paper, section 4).
         config = {**config, "max_steps": round(config["max_steps"] * factor)}
-    # With one trial per search, each arm runs at the values of its task instead of a random point.
+    # With one trial per search, there is nothing to choose from, so each arm uses the values of its task
+    # instead of a random point.
     of_task = config["search"]["axes"] if config["search"]["trials"] > 1 else {}
     texts = {key: text for key, text in of_task.items() if key not in chosen} | typed.intervals
     options = options_class(config["task"]["name"])
@@ -147,7 +154,7 @@ def _build_arm(
     parts = [name, *parts] if name else parts or [variant if variant == "none" else f"{variant}_e{factor}"]
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(parts)).strip("-.")
     arm = Arm(folder, tuple(overrides), config, axes)
-    for u in (0.0, 1.0) if axes else (0.0,):  # check both ends of the axes before any trial runs
+    for u in (0.0, 1.0) if axes else (0.0,):  # so that invalid values are found before any trial runs
         from_plain(arm.at({axis.key: axis.value(u) for axis in axes}))
     return arm
 
@@ -170,13 +177,15 @@ def _check_comparable(arms: Sequence[Arm]) -> None:
 def parse_axis(
     key: str, text: str | IntervalSweep, factor: Any = 1, options: type[TaskConfig] = TaskConfig
 ) -> Axis:
-    """Return the axis of an interval for an arm.
+    """Build the axis that varies one config key of an arm.
 
     Args:
-        key: dotted config key that the axis varies.
-        text: ``interval(low, high)`` with the tags log, reverse_log, times_factor, as text or parsed.
-        factor: ``echo.factor`` of the arm, which multiplies the bounds of a times_factor axis.
-        options: options class of the arm's task, whose fields are the keys ``task.*``.
+        key: the dotted config key.
+        text: ``interval(low, high)``, optionally with the tags ``log``, ``reverse_log`` and
+            ``times_factor``, either as text or already parsed by Hydra.
+        factor: the ``echo.factor`` of the arm. The bounds are multiplied with it if the interval has the tag
+            ``times_factor``.
+        options: the options class of the arm's task, whose fields are the keys ``task.*``.
 
     Raises:
         ConfigError: the key cannot be searched, or the interval is invalid.
@@ -225,7 +234,7 @@ def _type_of(key: str, options: type[TaskConfig]) -> Any:
 
 
 def _keys_set(override: str) -> list[str]:
-    """Return the keys that an override sets, also those in ``schedule={decay_steps: 9}``."""
+    """Return all keys that an override sets, including nested ones as in ``schedule={decay_steps: 9}``."""
     if override.startswith("~"):
         return [_key(override)]
     value = OverridesParser.create().parse_override(override).value()

@@ -1,8 +1,9 @@
-"""The design of a sweep: its arms, and the points of each, before any trial runs.
+"""The design of a sweep, which defines all arms and the points of all trials before any trial runs.
 
-A point is a function of (search seed, content of the arm, repeat, index). It is a scrambled Sobol point of
-scipy, and the seed of the sequence is a hash of the first three. So workers need no coordination, and a
-search that has a diverged trial can take one more point.
+A point is the set of hyper-parameter values of one trial. The points of a search are a scrambled Sobol
+sequence from scipy. The seed of the sequence is a hash of the search seed, the content of the arm and the
+number of the repeat, so the point with a given index is always the same. Therefore workers can run trials
+without coordination, and a search can replace a diverged trial by taking the next point of its sequence.
 """
 
 import hashlib
@@ -16,21 +17,22 @@ from adaecho.config.identity import BUDGETS, differences, digest_form, digest_ke
 from adaecho.errors import FolderError
 from adaecho.records.files import read_json, write_json
 
-# Keys that do not change the points of an arm.
+# Keys that do not influence the points of an arm.
 _NOT_CONTENT = ("seed", "device", "precision", "channels_last", "threads")
-SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # shared by all searches of a sweep
+SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # settings that all searches share
 _GROWING = ("trials", "repeats", "max_diverged")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One range of a search: ``value(u)`` maps u in [0, 1) to [low, high].
+    """The range in which a search varies one config key.
 
     Attributes:
-        key: dotted config key.
-        low, high: bounds.
-        scale: linear, log (log x is uniform), or reverse_log (log(1 - x) is uniform, for momentum).
-        integer: values are rounded, because the type of the key is int.
+        key: the dotted config key.
+        low, high: the smallest and the largest value.
+        scale: the scale on which values x are uniformly distributed: ``linear``; ``log``, where log x is
+            uniform; or ``reverse_log``, where log(1 - x) is uniform, for example for momentum.
+        integer: whether values are rounded, because the key has type int.
     """
 
     key: str
@@ -40,7 +42,7 @@ class Axis:
     integer: bool = False
 
     def value(self, u: float) -> float | int:
-        """Return the value at position ``u`` of the axis."""
+        """Return the value at position ``u`` of the axis, where 0 is the low end and 1 the high end."""
         if self.scale == "log":
             value = self.low * (self.high / self.low) ** u
         elif self.scale == "reverse_log":
@@ -51,7 +53,7 @@ class Axis:
         return round(value) if self.integer else float(value)
 
     def position(self, value: float) -> float:
-        """Return the position of a value on the axis, 0 at low and 1 at high: the inverse of ``value``."""
+        """Return the position of a value on the axis, from 0 to 1. This is the inverse of ``value(u)``."""
         low, middle, high = self.low, value, self.high
         if self.scale != "linear":
             shift = self.scale == "reverse_log"
@@ -59,7 +61,7 @@ class Axis:
         return (middle - low) / (high - low)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the axis as in ``design.json``."""
+        """Return the axis in the form in which ``design.json`` contains it, without its key."""
         return {"low": self.low, "high": self.high, "scale": self.scale, "integer": self.integer}
 
 
@@ -68,9 +70,10 @@ class Arm:
     """One configuration under comparison, and the axes along which it is tuned.
 
     Attributes:
-        name: its folder in the folder of the sweep.
-        overrides: the overrides that it was composed of.
-        config: plain resolved config. Each trial replaces the values at the keys of the axes.
+        name: the name of the arm, and of its folder in the folder of the sweep.
+        overrides: the overrides from which the config was composed.
+        config: the composed config as plain dicts. Each trial replaces the values of the searched keys.
+        axes: the ranges to search; empty if the arm is not tuned.
     """
 
     name: str
@@ -79,14 +82,18 @@ class Arm:
     axes: tuple[Axis, ...] = ()
 
     def at(self, point: dict[str, Any]) -> dict[str, Any]:
-        """Return the config with these values at dotted keys."""
+        """Return the config of the arm with the values of a point, which is a dict with dotted keys."""
         config = self.config
         for key, value in point.items():
             config = with_value(config, key, value)
         return config
 
     def content(self) -> dict[str, Any]:
-        """Return what decides the points: the identity without seed, device and searched values."""
+        """Return the content of the arm from which the seed of its points is computed.
+
+        It consists of the axes and the identity of the config (see ``config.identity``), without the seed,
+        hardware settings, data path and searched values.
+        """
         kept = {key: value for key, value in identity(self.config).items() if key not in _NOT_CONTENT}
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
         for axis in self.axes:
@@ -95,7 +102,7 @@ class Arm:
         return {"config": digest_form(kept), "axes": axes}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the arm computes. Arms with equal dicts are the same arm."""
+        """Return the identity, budgets and axes of the arm. Two arms with equal dicts are the same arm."""
         budgets = {key: self.config.get(key) for key in BUDGETS}
         axes = {axis.key: axis.to_dict() for axis in self.axes}
         return {"config": {**identity(self.config), **budgets}, "axes": axes}
@@ -103,7 +110,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class TrialId:
-    """Name of a trial and its folder, ``<arm>/<repeat>/<index>``."""
+    """Identifies a trial. Its text ``<arm>/<repeat>/<index>`` is the run folder inside the sweep's folder."""
 
     arm: str
     repeat: int
@@ -115,15 +122,16 @@ class TrialId:
 
 @dataclass(frozen=True)
 class Design:
-    """All searches of a sweep: ``repeats`` per arm, with ``trials`` non-divergent trials each.
+    """The design of a sweep: its arms and the settings of their searches.
 
     Attributes:
-        seed: ``search.seed``.
-        trials: non-divergent trials per search.
-        repeats: independent searches per arm.
-        max_diverged: diverged trials per search that are replaced by further points.
-        prune: whether to stop trials that cannot become the best of their search.
-        experiment: name of the experiment, or "".
+        arms: the arms to compare.
+        seed: the value of ``search.seed``.
+        trials: the number of non-divergent trials per search.
+        repeats: the number of independent searches per arm.
+        max_diverged: the maximum number of diverged trials per search that are replaced by further points.
+        prune: whether to stop a trial that can no longer be the best of its search.
+        experiment: the name of the experiment, or "" if there is none.
     """
 
     arms: tuple[Arm, ...]
@@ -136,7 +144,7 @@ class Design:
     _cache: dict[tuple[str, int], list[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def points(self, arm: Arm, repeat: int, count: int) -> list[list[float | int]]:
-        """Return at least ``count`` points of a search, each with one value per axis."""
+        """Return the first points of a search, at least ``count``, each as a list with one value per axis."""
         found = self._cache.get((arm.name, repeat), [])
         if len(found) < count and arm.axes:
             seed = stable_hash(self.seed, arm.content(), repeat)
@@ -146,12 +154,15 @@ class Design:
         return found
 
     def point(self, arm: Arm, repeat: int, index: int) -> dict[str, float | int]:
-        """Return the hyper-parameters of a trial by config key."""
+        """Return the point of a trial: the value of each searched config key."""
         values = self.points(arm, repeat, index + 1)[index] if arm.axes else []
         return {axis.key: value for axis, value in zip(arm.axes, values, strict=True)}
 
     def trial(self, trial: TrialId) -> tuple[dict[str, Any], list[str]]:
-        """Return the plain config of a trial, and the overrides that compose it: arm, point and seed."""
+        """Return the config of a trial as plain dicts, and the overrides that produce it.
+
+        The overrides are those of the arm, followed by the values of the point and by the seed of the trial.
+        """
         arm = next(arm for arm in self.arms if arm.name == trial.arm)
         point = self.point(arm, trial.repeat, trial.index)
         seed = trial_seed(self.seed, trial.repeat, trial.index)
@@ -172,7 +183,7 @@ class Design:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Design":
-        """Return the design in a ``design.json``."""
+        """Build a design from the content of a ``design.json``."""
         arms: list[Arm] = []
         points: dict[tuple[str, int], list[Any]] = {}
         for name, arm in plain["arms"].items():
@@ -182,7 +193,10 @@ class Design:
         return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
     def differences(self, recorded: "Design") -> list[str]:
-        """Return one line per difference from a recorded design. A design may grow."""
+        """Return one line for each difference from a recorded design that prevents continuing its sweep.
+
+        More trials, repeats or replacements for diverged trials are not such a difference.
+        """
         lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (
             {
@@ -196,11 +210,12 @@ class Design:
 
 
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
-    """Return at least ``count`` points in [0, 1)^dimensions of a scrambled Sobol sequence.
+    """Return the first points of a scrambled Sobol sequence in [0, 1)^dimensions, at least ``count``.
 
-    The number is a power of two, which balances the sequence. A longer sequence has the same beginning.
+    The number of points is rounded up to a power of two, because the sequence is balanced only then. A
+    longer sequence with the same seed begins with the same points.
     """
-    from scipy.stats import qmc  # slow to import, and only the command that makes the design needs it
+    from scipy.stats import qmc  # imported here because it is slow, and workers usually do not need it
 
     engine = qmc.Sobol(dimensions, scramble=True, rng=seed)
     rows: list[list[float]] = engine.random_base2(max(count - 1, 0).bit_length()).tolist()
@@ -208,18 +223,21 @@ def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
 
 
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:
-    """Return the seed of a trial, in [0, 2^31). All arms share it, so that they can be compared in pairs."""
+    """Return the seed of a trial, in [0, 2^31).
+
+    Trials with the same repeat and index have the same seed in all arms, so that they form pairs.
+    """
     return stable_hash(search_seed, repeat, index) % 2**31
 
 
 def stable_hash(*parts: Any) -> int:
-    """Return a 64-bit hash of plain values that is the same in every process."""
+    """Return a 64-bit hash of plain values, which is the same in every process (unlike Python's ``hash``)."""
     digest = hashlib.sha256(json.dumps(_canonical(parts), sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def _canonical(value: Any) -> Any:
-    """Write equal numbers equally: echo.factor=2 and echo.factor=2.0 are one arm."""
+    """Convert whole floats to integers, so that echo.factor=2 and echo.factor=2.0 have the same hash."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -234,10 +252,10 @@ def with_value(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def read_design(folder: Path) -> Design:
-    """Return the design in the folder of a sweep.
+    """Read the design from the folder of a sweep.
 
     Raises:
-        FolderError: the folder has no ``design.json``.
+        FolderError: the folder contains no ``design.json``.
     """
     path = folder / "design.json"
     if not path.exists():
@@ -248,10 +266,10 @@ def read_design(folder: Path) -> Design:
 
 
 def record_design(design: Design, folder: Path) -> None:
-    """Write ``design.json``, from which workers take their trials.
+    """Write ``design.json``, from which workers read the trials to run.
 
     Raises:
-        FolderError: the folder contains a different design. More trials or repeats may be added.
+        FolderError: the folder contains a different design. It is allowed to add trials or repeats.
     """
     path = folder / "design.json"
     lines = design.differences(read_design(folder)) if path.exists() else []

@@ -1,6 +1,7 @@
-"""Start the workers of a sweep: processes on this machine, or an array of Slurm jobs through submitit.
+"""Start the workers of a sweep, either as processes on this machine or as an array of Slurm jobs.
 
-All results are in the run folders. Slurm jobs do not depend on the command that submitted them.
+Slurm jobs are submitted with the library submitit. They continue if the command that submitted them ends,
+because workers write all results to the run folders.
 """
 
 import getpass
@@ -23,33 +24,36 @@ from adaecho.errors import UserError, warn
 from adaecho.search.worker import MAX_ATTEMPTS, Worker
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
-POLL_S = 10.0  # of squeue, whose controller serves all users
-_GRACE_S = 10.0  # for a trial to finish its step and write a checkpoint
+POLL_S = 10.0  # time between calls of squeue, which should be rare because they burden Slurm's controller
+_GRACE_S = 10.0  # time in which a trial can finish its step and write a checkpoint
 _LOOK_EVERY_S = 0.5
 _LOG_TAIL = 2000
-_LAST_TASKS_S = 60  # for the other tasks of a job to end after the first one
+_LAST_TASKS_S = 60  # time in which the other tasks of a job must end after the first task has ended
 
 
 class WorkerError(UserError):
-    """Workers cannot be started, or die repeatedly."""
+    """Workers cannot be started, or they die repeatedly."""
 
 
 def run_here(worker: Worker, number: int, threads: int, look: Callable[[], int]) -> None:
-    """Run local workers until no trial is left. They end with this process.
+    """Run worker processes on this machine until no trial is left.
+
+    A worker that dies is started again. If this process ends, the workers end too.
 
     Args:
-        worker: the worker to start.
-        number: number of workers. Worker n writes to ``workers/worker-<n>.log`` in the folder of the sweep.
-        threads: threads of each worker for linear algebra.
-        look: called about twice a second; returns the number of ended trials.
+        worker: the worker to run in each process.
+        number: the number of processes. Process n writes its output to ``workers/worker-<n>.log`` in the
+            folder of the sweep.
+        threads: the number of threads that each process may use for linear algebra.
+        look: a function that is called about twice per second and returns the number of ended trials.
 
     Raises:
-        UserError: a trial has an error that only the user can fix. Running trials write a checkpoint.
-        WorkerError: workers die repeatedly without ending a trial.
+        UserError: a trial has an error that only the user can fix. Other trials write a checkpoint and stop.
+        WorkerError: workers died repeatedly without ending a trial.
         KeyboardInterrupt: a worker received a signal.
     """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)  # workers inherit them; libraries read them at import
+        os.environ[name] = str(threads)  # workers inherit the variables, which libraries read at import
     (Path(worker.folder) / "workers").mkdir(exist_ok=True)
     running: dict[int, tuple[Any, Connection]] = {}
     waiting, ended, deaths = list(range(number)), 0, 0
@@ -119,7 +123,7 @@ def _run(worker: Worker, number: int, sender: Connection) -> None:
 
 
 def _end_with_launcher() -> None:
-    """End this worker when the launcher is gone, since it would keep the folder of its trial locked."""
+    """Wait until the launcher has ended, and then end this worker, so that its run folder is unlocked."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -129,10 +133,16 @@ def _end_with_launcher() -> None:
 
 
 def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) -> int:
-    """Submit the jobs that are missing for the remaining trials, and return their number.
+    """Submit as many further Slurm jobs as the remaining trials need, and return their number.
+
+    Args:
+        folder: the folder of the sweep.
+        worker: the worker to run in each job.
+        settings: the settings of the jobs.
+        missing: the number of trials that remain to be run.
 
     Raises:
-        WorkerError: sbatch or squeue fails.
+        WorkerError: sbatch or squeue failed.
     """
     wanted = min(settings.array_parallelism, -(-missing // settings.trials_per_job))
     lacking = max(0, wanted - live_jobs(folder))
@@ -151,10 +161,11 @@ def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) 
 
 
 def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
-    """Return the parameters of a job for submitit.
+    """Return the parameters of a job in the form that submitit expects.
 
-    If the tasks of a job are ranks, a task that ends must not kill the others at once, since rank 0 may have
-    to requeue the job. Since Slurm 22.05, srun does not inherit the CPUs per task from sbatch.
+    If a job has several tasks, they are the ranks that train a trial together. When one of them ends, Slurm
+    must not kill the others at once, because rank 0 may still have to requeue the job. The number of CPUs is
+    passed to srun explicitly, because since Slurm 22.05 it no longer inherits this number from sbatch.
     """
     given = asdict(settings)
     of_slurm = ("partition", "account", "qos", "setup", "array_parallelism", "signal_delay_s")
@@ -169,17 +180,17 @@ def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
 
 
 def watch(folder: Path, look: Callable[[], int]) -> None:
-    """Wait until no job of a sweep is queued or running."""
+    """Wait until no job of a sweep is queued or running, and call ``look`` regularly to show progress."""
     live = 1
     while live:
         time.sleep(POLL_S)
-        with suppress(WorkerError):  # the controller is busy or restarts
+        with suppress(WorkerError):  # squeue fails while Slurm's controller is busy or restarts
             live = live_jobs(folder)
         look()
 
 
 def job_name(folder: Path) -> str:
-    """Return the job name of a sweep, by which squeue finds its jobs."""
+    """Return the name of all jobs of a sweep, which is used to find them with squeue."""
     return f"adaecho-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:10]}"
 
 

@@ -1,6 +1,7 @@
-"""Output of a sweep: a line per ended trial, the table of arms, the outcome files and the Optuna studies.
+"""Report the progress and the outcome of a sweep, from its run folders.
 
-Everything is read from the run folders.
+While the sweep runs, ``Progress`` prints a line for each trial that has ended. At the end, ``write_outcome``
+prints the table of arms, and writes the outcome, figures and Optuna studies to the folder of the sweep.
 """
 
 import json
@@ -22,8 +23,8 @@ from adaecho.search.design import Design, TrialId
 from adaecho.search.state import SweepState
 
 JOURNAL = "optuna.journal"
-_DIGITS = 4  # of a position on an axis
-_FIGURE = "fig3"  # prefix of the figures of a sweep
+_DIGITS = 4  # number of decimals of a position on an axis
+_FIGURE = "fig3"  # prefix of the names of a sweep's figures
 _AT_END = "At the end of the budgets: mean over the best trials of the searches of each arm."
 _TO_TARGET = (
     "To the target: mean over the searches of each arm that reached it; ratio: geometric means of fresh "
@@ -32,7 +33,7 @@ _TO_TARGET = (
 
 
 class Progress:
-    """Progress of a sweep. A call reads the run folders and prints a line per trial that has ended."""
+    """Prints the progress of a sweep. Each call prints a line for each trial that has ended meanwhile."""
 
     def __init__(self, state: SweepState) -> None:
         self._state = state
@@ -40,7 +41,7 @@ class Progress:
         self._ended = {trial: status for trial in state.wanted() if (status := state.status(trial)) in ENDED}
 
     def __call__(self) -> int:
-        """Read the run folders and return the number of ended trials."""
+        """Read the run folders, print the progress, and return the number of trials that have ended."""
         self._state.refresh()
         trials = self._state.wanted()
         for trial in trials:
@@ -57,7 +58,7 @@ class Progress:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """Return how a trial ended, in a few words."""
+    """Describe in a few words how a trial ended, given its summary."""
     status, best = str(summary["status"]), summary.get("best")
     if status == Status.REACHED:
         return f"reached after {summary['to_target']['fresh_examples']:,} fresh examples"
@@ -67,7 +68,7 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 def headline(state: SweepState) -> list[str]:
-    """Return the size of the sweep, and the searched keys."""
+    """Return lines that state the size of a sweep and the keys that it searches."""
     left, arms = len(state.missing()), state.design.arms
     searches = f" x {state.design.repeats} searches" if state.design.repeats > 1 else ""
     trials = counted(len(state.wanted()), "trial")
@@ -77,12 +78,12 @@ def headline(state: SweepState) -> list[str]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return ``1 arm`` or ``2 arms``."""
+    """Return a number with its noun in the singular or plural, such as ``1 arm`` or ``2 arms``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def write_outcome(state: SweepState) -> None:
-    """Show the outcome, and write ``trials.json``, ``outcome.json``, studies and figures."""
+    """Print the outcome, and write ``trials.json``, ``outcome.json``, the Optuna studies and the figures."""
     state.refresh()
     rows, arms = show_outcome(state)
     write_json(state.folder / "trials.json", rows)
@@ -93,7 +94,11 @@ def write_outcome(state: SweepState) -> None:
 
 
 def show_outcome(state: SweepState) -> tuple[list[Row], list[Row]]:
-    """Print the table of arms so far with a caption and warnings. Return the rows of trials and of arms."""
+    """Print the table of arms as far as it is known, with a caption and warnings.
+
+    Returns:
+        The rows of the trials, and one dict per arm (see ``records.outcome``).
+    """
     rows = trial_rows(state)
     arms = summarize(rows)
     print_line("")
@@ -105,7 +110,7 @@ def show_outcome(state: SweepState) -> tuple[list[Row], list[Row]]:
 
 
 def trial_rows(state: SweepState) -> list[Row]:
-    """Return one row per trial that has begun, in the order of the design."""
+    """Return one row (see ``records.outcome``) for each trial that has begun, in the order of the design."""
     rows = []
     for search in state.searches.values():
         counts, left = search.counted(), len(search.missing())
@@ -125,7 +130,11 @@ def trial_rows(state: SweepState) -> list[Row]:
 
 
 def draw(folder: Path, rows: list[Row]) -> list[str]:
-    """Draw one figure per task and metric in the folder of the sweep. Return lines that name them."""
+    """Draw one figure for each task and metric in the folder of the sweep.
+
+    Returns:
+        Lines of text that name the figures, or explain why there are none.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         of = [row["task"], row["target_metric"], *["ends"] * (row["target_value"] is None)]
@@ -144,7 +153,7 @@ def draw(folder: Path, rows: list[Row]) -> list[str]:
 
 
 def missed(rows: list[Row]) -> list[str]:
-    """Return a line if no trial met the target, with the remedy."""
+    """Return a line that suggests a remedy if no trial has reached the target; otherwise no line."""
     ended = [row for row in rows if row["status"] in FINISHED and row["target_value"] is not None]
     if not ended or any(row["to_target_fresh_examples"] is not None for row in rows):
         return []
@@ -158,7 +167,11 @@ def missed(rows: list[Row]) -> list[str]:
 
 
 def remarks(state: SweepState) -> list[str]:
-    """Return one line per arm with changed data files and per search that cannot be completed."""
+    """Return one line for each problem that makes results incomplete or incomparable.
+
+    These are arms whose data files changed between trials, and searches that cannot be completed because
+    trials failed or too many diverged.
+    """
     lines = []
     files: dict[str, set[str]] = {arm.name: set() for arm in state.design.arms}  # digests of their names
     for search in state.searches.values():
@@ -181,14 +194,17 @@ def remarks(state: SweepState) -> list[str]:
 
 
 def unfinished(state: SweepState) -> list[str]:
-    """Return a line if trials are left to run."""
+    """Return a line that states how many trials remain to be run; no line if there are none."""
     left = sum(state.status(trial) != Status.FAILED for trial in state.missing())
     line = f"incomplete: {counted(left, 'trial')} left; run the same -m command to continue"
     return [line] if left else []
 
 
 def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
-    """Return one line per arm and axis whose best point lies in the outermost 5 %."""
+    """Return one warning for each arm and axis on which a best point lies in the outermost 5 %.
+
+    The best value may then lie outside the axis.
+    """
     axes = {arm.name: arm.axes for arm in design.arms}
     return [
         f"warning: {arm['arm']}: in {outer} of {num_best(arm)} searches the best {axis.key} lies in the "
@@ -200,7 +216,7 @@ def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
 
 
 class _Lines:
-    """An Optuna journal in memory, so that the file is written at once and without a lock."""
+    """An Optuna journal in memory, so that the whole journal can be written to a file at once."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -213,11 +229,12 @@ class _Lines:
 
 
 def export(folder: Path, design: Design, rows: list[Row]) -> None:
-    """Write one Optuna study per search, named ``<arm>/<repeat>``, for example for optuna-dashboard.
+    """Export each search as an Optuna study, so that tools such as optuna-dashboard can show it.
 
-    The number of a trial is its index. All points are enqueued, and ended trials are told to the study. The
-    objective is fresh examples to the target, infinite if the target was missed. Diverged and failed trials
-    have the state FAIL. Errors of Optuna or of the disk are warnings.
+    The studies are named ``<arm>/<repeat>`` and written to the file ``optuna.journal``. The number of a trial
+    is its index in the search. The objective is the number of fresh examples to the target, or infinity if
+    the target was missed. Diverged and failed trials have Optuna's state FAIL, and points without an ended
+    trial are enqueued. Errors of Optuna or of the disk only print a warning.
     """
     import optuna
 
@@ -251,7 +268,7 @@ def _optuna_trial(row: Row, point: dict[str, Any], axes: Any) -> Any:
         state=TrialState.FAIL if failed else TrialState.COMPLETE,
         value=None if failed else float("inf") if value is None else value,
         params=point,
-        distributions={  # Optuna has no axis that is logarithmic in 1 - x, so it is linear there
+        distributions={  # Optuna has no reverse_log scale, so such an axis is exported as linear
             x.key: (IntDistribution if x.integer else FloatDistribution)(x.low, x.high, log=x.scale == "log")
             for x in axes
         },

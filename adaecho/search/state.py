@@ -1,4 +1,4 @@
-"""State of a sweep, read from its run folders."""
+"""Determine the state of a sweep from its run folders: which trials are needed, and how each has ended."""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,13 +14,17 @@ from adaecho.search.design import Arm, Design, TrialId
 
 @dataclass
 class Search:
-    """One quasi-random search: the trials of one arm and repeat.
+    """One quasi-random search, which consists of the trials with the same arm and repeat.
 
-    It is complete when its first ``trials`` non-divergent trials, by index, have ended. A diverged trial adds
-    one more point, up to ``max_diverged`` times. A failed trial adds none.
+    The search is complete when ``trials`` non-divergent trials have ended. A diverged trial is replaced by a
+    further trial, up to ``max_diverged`` times. A failed trial is not replaced but has to be run again.
 
     Attributes:
-        summaries: last known summary of each trial that has begun, by index.
+        arm: the arm that is tuned.
+        repeat: the number of the search within the arm.
+        trials: the required number of non-divergent trials.
+        max_diverged: the maximum number of diverged trials that are replaced.
+        summaries: the last known summary of each trial that has begun, by its index.
     """
 
     arm: Arm
@@ -30,11 +34,11 @@ class Search:
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def status(self, index: int) -> str | None:
-        """Return the status of a trial; None before it begins."""
+        """Return the status of the trial with this index, or None if it has not begun."""
         return self.summaries.get(index, {}).get("status")
 
     def wanted(self) -> range:
-        """Return the indices that the search needs so far. Diverged trials add more."""
+        """Return the indices of all trials that the search needs, given the trials that have diverged."""
         wanted = counted = 0
         while counted < self.trials and wanted < self.trials + self.max_diverged:
             counted += self.status(wanted) != Status.DIVERGED
@@ -42,17 +46,20 @@ class Search:
         return range(wanted)
 
     def missing(self) -> list[int]:
-        """Return the indices that have not ended, including failed ones."""
+        """Return the indices of the trials that remain to be run, including those that have failed."""
         return [index for index in self.wanted() if self.status(index) not in FINISHED]
 
     def counted(self) -> set[int]:
-        """Return the indices of the first ``trials`` non-divergent trials, if they have ended."""
+        """Return the indices of the trials that count for the outcome.
+
+        These are the first ``trials`` non-divergent trials, except for those that have not ended.
+        """
         places = (index for index in self.wanted() if self.status(index) != Status.DIVERGED)
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
 
 
 class SweepState:
-    """All searches of a design, with the summaries of their trials."""
+    """The state of all searches of a design, with the summaries of their trials."""
 
     def __init__(self, design: Design, folder: Path) -> None:
         self.design, self.folder = design, folder
@@ -69,20 +76,20 @@ class SweepState:
         self.refresh()
 
     def search(self, trial: TrialId) -> Search:
-        """Return the search of a trial."""
+        """Return the search to which a trial belongs."""
         return self.searches[trial.arm, trial.repeat]
 
     def reread(self, trial: TrialId) -> str | None:
-        """Read the summary of a trial again and return its status; None before it begins."""
+        """Read the summary of a trial again, and return its status, or None if it has not begun."""
         summary = RunFolder(self.folder / str(trial)).read_summary()
         if summary is not None:
             self.search(trial).summaries[trial.index] = summary
         return self.status(trial)
 
     def refresh(self) -> None:
-        """Read the summaries of all trials that had not ended.
+        """Read the summaries of all trials that had not ended at the last call.
 
-        A trial that has diverged adds another one, which may have ended, too.
+        If a trial has diverged in the meantime, the summary of its replacement is read too.
         """
         for (name, repeat), search in self.searches.items():
             index = 0
@@ -92,28 +99,32 @@ class SweepState:
                 index += 1
 
     def status(self, trial: TrialId) -> str | None:
-        """Return the status of a trial; None before it begins."""
+        """Return the last known status of a trial, or None if it has not begun."""
         return self.search(trial).status(trial.index)
 
     def wanted(self) -> list[TrialId]:
-        """Return every trial that is needed so far, in the order to run them, which alternates the arms."""
+        """Return all trials that are needed, in the order in which they should run.
+
+        The order alternates between arms, so that all arms progress equally.
+        """
         arms = {arm.name: number for number, arm in enumerate(self.design.arms)}
         trials = [TrialId(*key, index) for key, search in self.searches.items() for index in search.wanted()]
         return sorted(trials, key=lambda trial: (trial.repeat, trial.index, arms[trial.arm]))
 
     def missing(self) -> list[TrialId]:
-        """Return the trials to run, including failed ones."""
+        """Return the trials that remain to be run, including those that have failed."""
         return [trial for trial in self.wanted() if self.status(trial) not in FINISHED]
 
 
 def cannot_win(folder: Path, fresh_examples: int) -> bool:
-    """Return whether another trial of the search reached the target with fewer fresh examples.
+    """Return whether another trial of the same search has reached the target with fewer fresh examples.
 
-    ``search.prune`` asks after each evaluation. The run folders answer, so it works across hosts.
+    With ``search.prune=true`` this function is called after each evaluation, to stop a trial that can no
+    longer be the best. It reads the run folders of the other trials, so it works across hosts.
 
     Args:
-        folder: run folder of the trial.
-        fresh_examples: how many the trial has read.
+        folder: the run folder of the trial.
+        fresh_examples: the number of fresh examples that the trial has read so far.
     """
     others = folder.resolve().parent.glob("*/summary.json")
     best = lowest(cost_to_target(read_json(path)) for path in others if path.parent.name.isdigit())

@@ -1,4 +1,4 @@
-"""The sweeper ``hydra/sweeper=quasirandom``: from overrides to arms, design, trials and outcome."""
+"""The sweeper ``hydra/sweeper=quasirandom``, which runs a whole sweep from overrides to outcome."""
 
 import os
 import shlex
@@ -34,18 +34,18 @@ from adaecho.search.worker import ATTEMPTS, Worker
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
-    """Run the missing trials of a sweep and write its outcome.
+    """Run all trials of a sweep that have not been run yet, and write the outcome.
 
     Args:
-        config: config of the sweep, with Hydra's node.
-        config_loader: composes the arms.
-        arguments: the task overrides.
+        config: the config of the sweep, including Hydra's own settings.
+        config_loader: Hydra's config loader, with which the configs of the arms are composed.
+        arguments: the overrides on the command line.
 
     Raises:
         UserError: the sweep cannot be run.
-        SystemExit: a search is incomplete (code 1).
+        SystemExit: a search is incomplete at the end; the exit code is 1.
     """
-    HydraConfig.instance().set_config(config)  # resolves ${hydra:...}
+    HydraConfig.instance().set_config(config)  # needed to resolve ${hydra:...}
     design, notes = build_design(config, config_loader, arguments)
     folder = sweep_folder(config, design)
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             lock.acquire()
         record_design(design, folder)
         state = SweepState(design, folder)
-        for trial in state.missing():  # failed trials get new attempts
+        for trial in state.missing():  # trials that failed before get new attempts
             (folder / str(trial) / ATTEMPTS).unlink(missing_ok=True)
         stack.enter_context(exported(config.tracking, folder))
         print_line("\n".join([*notes, *headline(state)]))
@@ -71,7 +71,11 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 
 def run(state: SweepState, config: DictConfig) -> bool:
-    """Run the missing trials, here or on Slurm. Return whether they have ended."""
+    """Run the missing trials on this machine or with Slurm.
+
+    Returns:
+        Whether the trials have ended. False means that Slurm jobs were submitted and are still running.
+    """
     missing, look = len(state.missing()), Progress(state)
     worker = Worker(str(state.folder.resolve()))
     if config.hydra.runtime.choices["hydra/launcher"] != "slurm":
@@ -91,7 +95,11 @@ def run(state: SweepState, config: DictConfig) -> bool:
 
 
 def sweep_folder(config: DictConfig, design: Design) -> Path:
-    """Return the folder of a sweep: hydra.sweep.dir, that of the experiment, or one per design."""
+    """Return the folder of a sweep.
+
+    It is ``hydra.sweep.dir`` if the user has set it or if the sweep is an experiment. Otherwise it is a
+    subfolder whose name is a digest of the design, so that different sweeps get different folders.
+    """
     folder = Path(config.hydra.sweep.dir)
     chosen = any(str(one).startswith("hydra.sweep.dir=") for one in config.hydra.overrides.hydra)
     if chosen or design.experiment:
@@ -103,7 +111,11 @@ def sweep_folder(config: DictConfig, design: Design) -> Path:
 def build_design(
     config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]
 ) -> tuple[Design, list[str]]:
-    """Return the design of these overrides, and messages on left-out combinations."""
+    """Build the design that the overrides define.
+
+    Returns:
+        The design, and messages for the user, for example on combinations of overrides that were left out.
+    """
     plain, typed = to_plain(config), parse_overrides(arguments, config_loader)
     search = SearchConfig(**plain["search"])
     arms, notes = build_arms(typed, search.arms, composer(config_loader, config))
@@ -117,7 +129,7 @@ def build_design(
 
 
 def next_steps(config: DictConfig, folder: Path) -> list[str]:
-    """Return the commands that a user may want to run next."""
+    """Return lines with commands that the user may want to run after the sweep."""
     typed = shlex.join(["python", "-m", "adaecho.run", *sys.argv[1:]])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
     lines = [f"to save the tables in results/, from which `make figures` draws: {collect}"]

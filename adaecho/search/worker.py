@@ -33,21 +33,23 @@ from adaecho.search.design import Design, TrialId, read_design
 from adaecho.search.state import SweepState, cannot_win
 from adaecho.training.signals import WaitEndedError
 
-MAX_ATTEMPTS = 3  # of a trial
-ATTEMPTS = "attempts.log"  # one line per attempt that neither ended nor was interrupted
-# A trial whose host died looks alive until its lock is stale.
+MAX_ATTEMPTS = 3  # maximum number of attempts to run a trial
+ATTEMPTS = "attempts.log"  # has one line for each attempt that crashed or is still running
+# How long a worker waits for trials of other workers. If the host of such a trial has died, the trial seems
+# to be running until its lock is stale, so the wait must be longer than that.
 _PATIENCE_S = STALE_AFTER_S + 30
 _PAUSE_S = (0.1, 10.0)
 
 
 @dataclass
 class Worker:
-    """A worker as a picklable callable.
+    """A worker, as a callable object that can be pickled and sent to another process.
 
     Attributes:
-        folder: folder of the sweep.
-        ranks: tasks of a Slurm job that train each trial together. Rank 0 chooses the trials.
-        runner: function that trains a trial, with the arguments of ``run_trial``, its default.
+        folder: the folder of the sweep.
+        ranks: the number of tasks in a Slurm job, which train each trial together. Rank 0 chooses the trials.
+        runner: the function that trains a trial. The default is ``run_trial``; another function must accept
+            the same arguments.
     """
 
     folder: str
@@ -55,13 +57,16 @@ class Worker:
     runner: Callable[..., dict[str, Any]] | None = None
 
     def __call__(self, number: int = 0) -> str | None:
-        """Run missing trials until none is left. Return the message of an error that only the user can fix.
+        """Run missing trials until none is left.
 
         Args:
-            number: index of this worker, from 0.
+            number: the index of this worker, starting at 0.
+
+        Returns:
+            The message of an error that only the user can fix, or None.
 
         Raises:
-            RankError: another rank failed. This counts as an attempt, and the next job continues.
+            RankError: another rank failed. This counts as an attempt, and the next job continues the trial.
         """
         try:
             with self._ranks_of_job() as ranks:
@@ -70,27 +75,27 @@ class Worker:
             raise
         except UserError as error:
             return str(error)
-        if ended_by == "SIGUSR2":  # a time-out: submitit's handler requeues the job
+        if ended_by == "SIGUSR2":  # Slurm announces a time-out; submitit's handler then requeues the job
             os.kill(os.getpid(), signal.SIGUSR2)
         if ended_by:
             sys.exit(128 + signal.Signals[ended_by])
         return None
 
     def checkpoint(self, number: int) -> Any:
-        """Return what submitit submits again after a time-out or preemption."""
+        """Return the call that submitit submits again after a time-out or preemption: the same worker."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
 
     @contextmanager
     def _ranks_of_job(self) -> Iterator[Any]:
-        """Join the tasks of this Slurm job inside the block. Yield None for a single process."""
+        """Connect the tasks of this Slurm job as ranks inside the block. Yield None if there is only one."""
         if self.ranks == 1:
             yield None
             return
         from submitit.helpers import TorchDistributedEnvironment
 
-        os.environ.pop("MASTER_PORT", None)  # submitit derives it from the job id
+        os.environ.pop("MASTER_PORT", None)  # so that submitit derives the port from the job id
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         from adaecho.ranks import distributed_context
         from adaecho.training.device import choose_device
@@ -100,7 +105,7 @@ class Worker:
             yield ranks
 
     def _work(self, number: int, ranks: Any) -> str | None:
-        """Run the trials that rank 0 chooses. Return the signal that ended the work, if any."""
+        """Run the trials that rank 0 chooses. Return the name of the signal that ended the work, or None."""
         run = self.runner
         if run is None:
             import torch
@@ -122,18 +127,21 @@ class Worker:
         return None
 
     def _next_trials(self, number: int) -> Iterator[float | tuple[Path, dict[str, Any], list[str]]]:
-        """Yield a trial (folder, config, overrides), or seconds to wait for the trials of other workers."""
+        """Yield the next trial as (folder, config, overrides), or a time in seconds to wait.
+
+        Waiting is necessary while other workers run the remaining trials.
+        """
         folder, plain, state = Path(self.folder), None, None
         given_up: set[TrialId] = set()
         idle_since = time.monotonic()
         while True:
             now = read_json(folder / "design.json")
-            if state is None or now != plain:  # the design has grown or changed
+            if state is None or now != plain:  # at the first pass, or after trials were added to the design
                 plain, state = now, SweepState(Design.from_dict(now), folder)
             left = [trial for trial in state.missing() if trial not in given_up]
             if not left:
                 return
-            first = number % len(left)  # each worker begins at a different trial
+            first = number % len(left)  # workers begin at different trials, so that they rarely collide
             for trial in [*left[first:], *left[:first]]:
                 if _claim(state, trial, given_up):
                     yield folder / str(trial), *state.design.trial(trial)
@@ -141,7 +149,8 @@ class Worker:
                     idle_since = time.monotonic()
                     break
             else:
-                # Other workers run the remaining trials, which may diverge or be abandoned.
+                # Other workers run the remaining trials. Wait for them, because a trial that diverges has to
+                # be replaced, and a trial whose worker dies has to be continued.
                 idle_s = time.monotonic() - idle_since
                 if idle_s > _PATIENCE_S:
                     return
@@ -156,11 +165,19 @@ def _train(
     *,
     last: bool,
 ) -> str | None:
-    """Train a trial. Return the signal that ended it, if any. ``last``: raise errors instead of printing."""
+    """Train a trial, and return the name of the signal that ended it, or None.
+
+    Args:
+        run: the function that trains the trial.
+        folder: the run folder of the trial.
+        config: the config of the trial as plain dicts.
+        overrides: the overrides that produce the config.
+        last: whether an unexpected error is raised and ends the worker. Otherwise it is only printed.
+    """
     name, log = "/".join(folder.parts[-3:]), folder / ATTEMPTS
     prune = partial(cannot_win, folder) if config["search"]["prune"] else None
     print_line(f"{name}: started")
-    gc.collect()  # the objects of a trial form cycles that keep its data alive
+    gc.collect()  # frees the data of the previous trial, which reference cycles may keep alive
     try:
         summary = run(from_plain(config), folder, overrides, prune=prune, begun=partial(_begin, log))
     except FolderInUseError:
@@ -171,7 +188,7 @@ def _train(
     except UserError as error:
         log.unlink(missing_ok=True)
         raise UserError(f"trial {name}: {error}") from error
-    except WaitEndedError as error:  # not a failure: the last checkpoint is valid
+    except WaitEndedError as error:  # not a failure, because the last checkpoint is valid
         log.unlink(missing_ok=True)
         return error.signal or "SIGTERM"
     except Exception:
@@ -182,13 +199,14 @@ def _train(
     log.unlink(missing_ok=True)
     print_line(f"{name}: {summary['status']}")
     preempted = "SIGTERM" if summary["status"] == Status.PREEMPTED else None
-    return summary.get("signal") or preempted  # a signal may arrive after the outcome is decided
+    return summary.get("signal") or preempted  # the first if a signal came after the outcome was decided
 
 
 def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
-    """Return whether no worker runs a trial and it has attempts left.
+    """Return whether this worker may run a trial: no other worker runs it, and it has attempts left.
 
-    The trainer takes the lock again, so another worker may still take the trial first.
+    A trial without attempts left is recorded as failed. The lock is released at the end of this function and
+    acquired again by the trainer, so another worker may still start the trial in between.
     """
     run = RunFolder(state.folder / str(trial))
     log = run.path / ATTEMPTS
@@ -199,7 +217,7 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
             if _attempts(log) < MAX_ATTEMPTS:
                 return True
             given_up.add(trial)
-            if state.status(trial) != Status.FAILED:  # its process was killed
+            if state.status(trial) != Status.FAILED:  # its process was killed and could not record this
                 run.start(*state.design.trial(trial), environment())
                 summary = run.read_summary() or {"to_target": None, "best": None}
                 error = f"its process was killed, often for lack of memory; see the logs in {state.folder}"
@@ -211,7 +229,10 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 
 
 def _begin(log: Path) -> None:
-    """Count an attempt inside the lock, since other workers may have seen the same trial as free."""
+    """Count an attempt, after the trainer has acquired the lock of the run folder.
+
+    The number of attempts is checked again, because another worker may have started one since ``_claim``.
+    """
     if _attempts(log) >= MAX_ATTEMPTS:
         raise FolderInUseError(f"{log.parent}: another worker has started the last attempt")
     append(log, "begun\n")

@@ -1,4 +1,4 @@
-"""Workloads. ``docs/your-own.md`` shows how to add one."""
+"""Tasks: the workloads that can be trained. ``docs/your-own.md`` shows how to add your own task."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def build_task(config: Config) -> "Task":
-    """Build the workload ``config.task.name`` and find its training and validation data.
+    """Build the task that ``config.task.name`` names, and open its training and validation data.
 
     Raises:
-        ConfigError: there is no such task, or it does not report ``target.metric``.
-        DataError: the data is missing, empty, of the wrong schema or corrupt.
+        ConfigError: there is no such task, or the task does not report the metric ``target.metric``.
+        DataError: the data is missing, empty, corrupt or in the wrong format.
     """
     from adaecho.datasets.storage import digest_of_files
 

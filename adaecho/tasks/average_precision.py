@@ -1,4 +1,4 @@
-"""Mean average precision by COCO's rules, computed in memory by faster-coco-eval."""
+"""Compute mean average precision (mAP) by COCO's rules, with the library faster-coco-eval."""
 
 import contextlib
 import io
@@ -12,26 +12,27 @@ from adaecho.models.ssd import Detections
 from adaecho.tasks.base import Direction
 
 Found = tuple[int, Detections]
-"""Row of an image, and its detections in pixels of the image."""
+"""The row of an image in its split, and the detections in this image, in pixels of the image."""
 
-# Positions in COCOeval's summary, which has -1 if there are no objects.
+# Positions of the metrics in COCOeval's summary, which contains -1 for a metric without any objects.
 _SUMMARY = {"mAP": 0, "mAP_50": 1, "mAP_75": 2, "mAP_small": 3, "mAP_medium": 4, "mAP_large": 5}
 _IOU_HALF = 0  # index of 0.5 among COCO's ten IoU thresholds
 
 
 class AveragePrecision:
-    """COCO's metrics against the true boxes of a split.
+    """Computes COCO's metrics by comparing detections with the true boxes of a split.
 
     Args:
-        truths: boxes of each image.
-        sizes: height and width of each image, in the pixels of the boxes.
-        categories: names; label k is the name k - 1.
-        per_category: whether to report AP at IoU 0.5 for each category.
+        truths: the true boxes of each image.
+        sizes: the height and width of each image, in the same pixels as the boxes.
+        categories: the names of the categories. Label k stands for ``categories[k - 1]``.
+        per_category: whether to report the average precision (AP) at IoU 0.5 for each category too.
 
     Attributes:
-        metrics: names and directions of the reported metrics. mAP averages over IoU 0.5, 0.55, ..., 0.95;
-            mAP_50 and mAP_75 are at one IoU. Small objects have at most 32**2 pixels, medium ones 96**2.
-            Sizes and categories without objects in the split are left out, as COCO's code gives -1 for them.
+        metrics: the names of the reported metrics, with the direction "max". mAP is the mean over the IoU
+            thresholds 0.5, 0.55, ..., 0.95, while mAP_50 and mAP_75 use a single threshold. Small objects
+            have up to 32**2 pixels, medium objects up to 96**2. If the split contains no object of a size or
+            category, its metric is left out.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class AveragePrecision:
         }
 
     def measure(self, found: Sequence[Found]) -> dict[str, float]:
-        """The metrics, as fractions, over the images of ``found``."""
+        """Return the metrics as fractions, computed over the images that ``found`` contains."""
         values = self._evaluate(as_results(found), [row for row, _ in found])
         return {name: max(values[name], 0.0) for name in self.metrics}
 
@@ -65,7 +66,8 @@ class AveragePrecision:
             evaluation.summarize()
         values = {name: float(evaluation.stats[index]) for name, index in _SUMMARY.items()}
         if self._per_category:
-            # [IoU, recall, category, area, detections]: all areas, the most detections
+            # The axes are [IoU, recall, category, area, detections]. Index 0 of the area stands for all
+            # areas, and the last index of the detections for the largest allowed number per image.
             precision = evaluation.eval["precision"][_IOU_HALF, :, :, 0, -1]
             means = (float(precision[:, index].mean()) for index in range(len(self._categories)))
             values |= {f"AP_50/{name}": mean for name, mean in zip(self._categories, means, strict=True)}
@@ -75,7 +77,7 @@ class AveragePrecision:
 def as_coco(
     truths: Sequence[GroundTruth], sizes: Sequence[tuple[int, int]], categories: Sequence[str]
 ) -> dict[str, Any]:
-    """True boxes in COCO's schema."""
+    """Convert the true boxes of all images to COCO's annotation format."""
     boxes = [
         {
             "image_id": image,
@@ -98,7 +100,7 @@ def as_coco(
 
 
 def as_results(found: Sequence[Found]) -> list[dict[str, Any]]:
-    """Detections in COCO's schema."""
+    """Convert detections to COCO's result format."""
     return [
         {"image_id": image, "category_id": label, "bbox": _corner_and_size(box), "score": score}
         for image, one in found

@@ -1,4 +1,4 @@
-"""Interface of a workload: data, augmentation, model, loss and metrics."""
+"""The interface between a task and the trainer: data, augmentation, model, loss and metrics."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,31 +14,39 @@ from adaecho.errors import ConfigError, DataError
 from adaecho.records.trials import check_metric, digest
 
 Batch = Any
-"""Nested dicts and tuples of tensors, as ``collate`` returns them. If AdaScale splits the batch into
-micro-batches, the first axis of each tensor is the examples. A list holds one item per example, for example
-boxes, whose number differs between images."""
+"""A batch as ``collate`` returns it: nested dicts and tuples of tensors. A batch may also contain lists with
+one item per example, for example the boxes of each image, whose number varies. If AdaScale splits the batch
+into micro-batches, the first axis of every tensor must be the axis of examples."""
 
 LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
-"""The sum of a batch's losses, a scalar with gradient, and the sum of weights (examples, tokens, boxes)."""
+"""The sum of the losses in a batch, which is a scalar tensor with a gradient, and the sum of their weights,
+for example the number of images, tokens or matched boxes. Their quotient is the mean loss."""
 
 Metrics = dict[str, float]
 Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]
 
-# Facts of the data that give class labels and token numbers their meaning.
+# Keys of the facts that define which class a label means, and which token a token number means.
 CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
-    """The fact CLASS_NAMES: a digest of the class names in label order; empty without names."""
+    """Return the fact CLASS_NAMES, a digest of the class names in the order of their labels.
+
+    The dict is empty if the data has no class names.
+    """
     return {CLASS_NAMES: digest("\n".join(names).encode(errors="surrogatepass"))[:16]} if names else {}
 
 
 def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Compare the facts of a run's training data with those of the present data.
+    """Check that labels and token numbers in the present data mean the same as in the training data.
+
+    Args:
+        of_run: the facts about the data with which the run was trained.
+        facts: the facts about the present data.
 
     Raises:
-        DataError: a label means another class, or a token number another token, than in training.
+        DataError: a label stands for another class, or a token number for another token, than in training.
     """
     for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "token numbers")):
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
@@ -49,17 +57,17 @@ def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 Box = tuple[tuple[float, float, float, float], str]
-"""x1, y1, x2, y2 in pixels, and a caption."""
+"""The corners x1, y1, x2, y2 of a box in pixels, and its caption."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One validation image for ``python -m adaecho.show``.
+    """One validation image that ``python -m adaecho.show`` draws.
 
     Attributes:
-        image: uint8 [H, W, 3].
-        title: text above the image.
-        true, predicted: boxes; None if the task has no boxes.
+        image: the pixels, as uint8 [H, W, 3].
+        title: the text above the image.
+        true, predicted: the true and the predicted boxes; None if the task has no boxes.
     """
 
     image: Any
@@ -70,36 +78,45 @@ class Picture:
 
 @dataclass(frozen=True)
 class Task:
-    """A workload: data, model, loss and metrics.
+    """A workload that can be trained, consisting of data, model, loss and metrics.
 
     Attributes:
+        name: the name of the task.
         metrics: every metric that ``evaluate`` reports, and whether "max" or "min" is better.
-        source: training examples for ``EchoLoader``: indexable with a length, or an iterable.
-        decode: deterministic, from stored bytes to arrays; None if examples are stored decoded.
-        augment: ``augment(example, rng)``; a vectorised one has ``augment.block(examples, keys)`` too.
-        augment_parts: two functions (once, each_time) whose composition equals ``augment``. With
-            ``echo.split_augmentation=true`` the echo lies between them. None if the task has no such parts.
-        collate: from a list of examples to a batch; None for ``EchoLoader``'s default.
-        build_model: returns a freshly initialised model. The caller seeds torch's global generator.
-        loss: ``loss(model, batch)``, the sum of the losses and the sum of their weights. So the mean over
-            micro-batches is exact, even if they hold different numbers of tokens or boxes.
-        evaluate: ``evaluate(model, split, device=...)``, the metrics on a whole split of a model in eval mode
-            on that device. With a parameter ``ranks=`` (see ``adaecho.ranks``) it may evaluate the share of
-            this rank only; else every rank evaluates the whole split. The metrics of the first rank count.
-        has_test_split: whether there is a test split. It is evaluated once, when a run ends.
-        weight: the weight that ``loss`` will return, computed from the batch alone. Without it the graphs of
-            all micro-batches are kept in memory. A plain number depends on the batch size alone, so it is
-            equal on all ranks. A weight that depends on the contents is a tensor.
-        num_examples: in one epoch, for schedules in epochs; default: the length of the source.
-        skipped_examples: bad examples skipped by ``build``.
-        files: paths, or urls of tar shards, of all splits. A checkpoint stores a digest of their names and
-            sizes, and a run is not resumed with different files.
-        fingerprint: other facts that must not change on a resume, for example the digest of a tokenizer.
-        facts: of the data, for ``summary.json``.
-        at_end: returns entries for the summary of a finished run, for example a sample of generated text.
-            An entry whose name the summary has already is dropped.
-        pictures: ``pictures(model, number, device)``, at most ``number`` images with the predictions of a
-            model in eval mode. Classifiers return mistakes only.
+        source: the training examples for ``EchoLoader``, which are either an iterable or an object with a
+            length and an index operator.
+        decode: converts an example from stored bytes to arrays. It must be deterministic. None if the
+            examples are stored decoded.
+        augment: ``augment(example, rng)`` returns the augmented example, with random numbers from ``rng``. A
+            vectorized augmentation also has a method ``augment.block(examples, keys)``.
+        augment_parts: two functions (once, each_time) that together do the same as ``augment``. With
+            ``echo.split_augmentation=true``, examples are echoed between the two. None if the task has no
+            such functions.
+        collate: combines a list of examples to a batch; None for ``EchoLoader``'s default.
+        build_model: returns a newly initialized model. The caller seeds torch's global generator.
+        loss: ``loss(model, batch)`` returns the sum of the losses and the sum of their weights. With sums,
+            the mean over micro-batches is exact even if their numbers of tokens or boxes differ.
+        evaluate: ``evaluate(model, split, device=...)`` returns the metrics over a whole split. The model is
+            in eval mode and on that device. If the function has a parameter ``ranks`` (see
+            ``adaecho.ranks``), each rank may evaluate only its share of the split; otherwise each rank
+            evaluates the whole split. The metrics that the first rank returns are recorded.
+        has_test_split: whether there is a test split. It is evaluated once, at the end of a run.
+        weight: ``weight(batch)`` returns the weight that ``loss`` will return, without calling the model.
+            If it is None, the trainer must keep the graphs of all micro-batches in memory until it knows the
+            total weight. Return a plain number if the weight depends only on the batch size, and is thus
+            equal on all ranks; return a tensor if the weight depends on the contents of the batch.
+        num_examples: the number of examples in one epoch, which schedules in epochs need. None for the
+            length of ``source``.
+        skipped_examples: the number of bad examples that ``build`` skipped.
+        files: the paths of the files of all splits, or the urls of tar shards. A checkpoint stores a digest
+            of their names and sizes, and a run cannot be resumed if the digest has changed.
+        fingerprint: other facts that must not change when a run is resumed, for example the digest of a
+            tokenizer.
+        facts: facts about the data to record in ``summary.json``.
+        at_end: ``at_end(model, device)`` returns further entries for the summary of a finished run, for
+            example a sample of generated text. Entries cannot replace those that the summary already has.
+        pictures: ``pictures(model, number, device)`` returns at most ``number`` images with the predictions
+            of a model in eval mode. For classifiers, these are only images with wrong predictions.
     """
 
     name: str
@@ -136,22 +153,22 @@ class Task:
 
     @property
     def epoch_examples(self) -> int | None:
-        """Examples of one epoch; None if neither the task nor the length of its source says it."""
+        """The number of examples in one epoch; None if neither ``num_examples`` nor the source gives it."""
         if self.num_examples is not None:
             return self.num_examples
         source = self.source
         fields = tuple(source.values()) if isinstance(source, dict) else source
         if isinstance(fields, tuple) and all(isinstance(one, np.ndarray | torch.Tensor) for one in fields):
-            source = next(iter(fields), ())  # one column of the examples
+            source = next(iter(fields), ())  # each array is one field of all examples, so any one will do
         with suppress(TypeError):  # the source has no length
             return len(source)
         return None
 
     def checked(self, metrics: Any) -> Metrics:
-        """The metrics that ``evaluate`` has returned.
+        """Check the metrics that ``evaluate`` has returned, and return them as plain numbers.
 
         Raises:
-            ConfigError: a metric is missing.
+            ConfigError: a metric is missing, or ``metrics`` is not a dict.
         """
         if not isinstance(metrics, Mapping) or self.metrics.keys() - metrics.keys():
             raise ConfigError(

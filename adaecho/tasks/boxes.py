@@ -1,8 +1,8 @@
-"""SSD's augmentation of images with boxes, and padded batches.
+"""Augment images with boxes as SSD does, and combine them to padded batches.
 
-W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and 3.6. An example is a dict with
-``image``, uint8 [H, W, 3], ``boxes``, float32 [K, 4] as x1, y1, x2, y2 in pixels, and ``labels``, int64 [K].
-Other entries stay unchanged.
+The augmentation is described in W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and
+3.6. An example is a dict with ``image``, uint8 [H, W, 3]; ``boxes``, float32 [K, 4], where each box is given
+by its corners x1, y1, x2, y2 in pixels; and ``labels``, int64 [K]. Other entries of the dict stay unchanged.
 """
 
 from dataclasses import dataclass
@@ -18,33 +18,37 @@ from adaecho.transforms.photographs import Image, adjust_colours, resize
 
 Boxes = NDArray[np.float32]
 Window = tuple[float, float, float, float]
-"""x1, y1, x2, y2 in pixels of the image. A window may exceed the image."""
+"""A rectangle given by x1, y1, x2, y2 in pixels of the image. It may extend beyond the image."""
 
-# Smallest IoU of a crop with a box; None: the whole image, 0: any crop.
+# Choices for the smallest allowed IoU of a crop with one of the boxes. None stands for the whole image.
 IOU_CHOICES = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)
 _TRIES = 40
 
 
 @dataclass(frozen=True)
 class SSDAugment:
-    """``augment`` for detection: expand, box-aware crop, resize, photometric distortion, flip.
+    """SSD's augmentation: expand, crop with regard to the boxes, resize, distort colors, flip.
 
-    All random numbers come from the generator of the example and its repeat. The crop follows torchvision's
-    RandomIoUCrop. It draws an IoU from seven choices, then up to 40 windows with sides of ``crop_scale``
-    times the image's and a ratio of width to height in ``crop_ratio``. It accepts the first window that
-    contains the center of a box and overlaps that box by the IoU. If there is none, it draws another IoU.
-    Boxes with their center outside are dropped, others are clipped. An image without boxes gets the first
-    window of an allowed ratio.
+    It is used as ``Task.augment`` for detection. All random numbers come from the generator that is passed
+    in, which belongs to the example and its repeat.
+
+    The crop follows torchvision's RandomIoUCrop. It first draws a smallest IoU from seven choices. Then it
+    draws up to 40 windows, whose sides are ``crop_scale`` times those of the image, and whose ratio of width
+    to height lies in ``crop_ratio``. It accepts the first window that contains the center of a box and has
+    at least the drawn IoU with that box. If no window is accepted, it draws another IoU. For an image without
+    boxes it accepts the first window with an allowed ratio. After the crop, boxes whose center lies outside
+    the window are dropped, and the others are clipped to the window.
 
     Attributes:
-        size: height and width of the result, in pixels.
-        photometric: probability of each distortion: brightness, contrast, saturation, hue.
-        brightness, contrast, saturation: largest relative changes.
-        hue: largest change, as a share of the circle.
-        expand: probability of a larger canvas, filled with ``fill``, with the image at a random position.
-        expand_ratio: largest ratio of the canvas's sides to the image's.
+        size: the height and width of the resulting image, in pixels.
+        photometric: the probability of each distortion of brightness, contrast, saturation and hue.
+        brightness, contrast, saturation: the largest relative change of each.
+        hue: the largest change of the hue, as a fraction of the color circle.
+        expand: the probability of placing the image at a random position on a larger canvas.
+        expand_ratio: the largest ratio of the sides of the canvas to those of the image.
+        fill: the color of the canvas outside the image.
         crop: whether to crop.
-        flip: probability of a horizontal flip.
+        flip: the probability of a horizontal flip.
         antialias: as in ``RandomResizedCrop``.
     """
 
@@ -65,14 +69,14 @@ class SSDAugment:
     thread_safe: ClassVar[bool] = True
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The example with image, boxes and labels augmented, the image [size, size, 3]."""
+        """Return the example with augmented image, boxes and labels. The image has shape [size, size, 3]."""
         image, boxes, labels = example["image"], example["boxes"], example["labels"]
         height, width = image.shape[:2]
         window = self._expand(height, width, rng)
         if self.crop:
             window = self._crop(window, boxes, rng)
         boxes, labels = boxes_in(window, boxes, labels, self.size)
-        # Colors last, as in MLPerf: fewer pixels to change.
+        # As in MLPerf, colors are distorted after resizing, because there are fewer pixels to change.
         image = self._distort(cut(image, window, self.size, self.fill, self.antialias), rng)
         if rng.random() < self.flip:
             image, boxes = np.asarray(cv2.flip(image, 1)), flipped(boxes, self.size)
@@ -111,20 +115,20 @@ class SSDAugment:
         if not self.crop_ratio[0] <= width / height <= self.crop_ratio[1]:
             return None
         left, top = x1 + rng.random() * (x2 - x1 - width), y1 + rng.random() * (y2 - y1 - height)
-        # Whole pixels, so that the cut agrees with the boxes.
+        # The window is rounded to whole pixels, so that the pixels that are cut out agree with the boxes.
         left, top = int(np.floor(left)), int(np.floor(top))
         return left, top, left + max(round(width), 1), top + max(round(height), 1)
 
 
 @dataclass(frozen=True)
 class ResizeWithBoxes:
-    """Resize an image and its boxes to ``size`` x ``size`` pixels, for evaluation."""
+    """Resizes an image to ``size`` x ``size`` pixels, and its boxes with it. Evaluation uses it."""
 
     size: int = 300
     antialias: bool = True
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """The example with image and boxes resized."""
+        """Return the example with its image and boxes resized."""
         image, boxes, labels = example["image"], example["boxes"], example["labels"]
         window = (0.0, 0.0, float(image.shape[1]), float(image.shape[0]))
         boxes, labels = boxes_in(window, boxes, labels, self.size)
@@ -133,7 +137,11 @@ class ResizeWithBoxes:
 
 
 def collate_boxes(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """A padded batch: ``image`` [N, S, S, 3], ``boxes`` [N, M, 4], ``labels`` [N, M] (0: padding)."""
+    """Combine N examples to a batch, padded to the largest number M of boxes in an image.
+
+    Returns:
+        ``image`` [N, S, S, 3], ``boxes`` [N, M, 4] and ``labels`` [N, M]. Label 0 marks padding.
+    """
     boxes, labels = (
         pad_sequence([torch.from_numpy(example[name]) for example in examples], batch_first=True)
         for name in ("boxes", "labels")
@@ -146,14 +154,17 @@ collate_boxes.thread_safe = True  # type: ignore[attr-defined]
 
 
 def turn_hue(image: Image, shift: float) -> Image:
-    """Rotate the hue by a share of the circle."""
+    """Shift the hue of all pixels by a fraction of the color circle."""
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-    hsv[..., 0] += np.uint8(round(shift * 256) % 256)  # wraps at 255, as hues do
+    hsv[..., 0] += np.uint8(round(shift * 256) % 256)  # overflow is intended, since hues are cyclic
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), np.uint8)
 
 
 def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], antialias: bool) -> Image:
-    """The pixels of a window, resized to size x size, with ``fill`` outside the image."""
+    """Cut a window out of an image and resize it to size x size pixels.
+
+    Pixels of the window that lie outside the image get the color ``fill``.
+    """
     height, width = image.shape[:2]
     x1, y1, x2, y2 = window
     left, top, right, bottom = max(int(x1), 0), max(int(y1), 0), min(round(x2), width), min(round(y2), height)
@@ -162,7 +173,7 @@ def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], ant
         return resize(inner, size, antialias)
     result = np.empty((size, size, 3), np.uint8)
     result[:] = fill
-    # Resize only the visible part of the image: the canvas may be many times larger.
+    # Only the part of the window inside the image is resized, since the window may be many times larger.
     columns = [round((x - x1) / (x2 - x1) * size) for x in (left, right)]
     rows = [round((y - y1) / (y2 - y1) * size) for y in (top, bottom)]
     shape = rows[1] - rows[0], columns[1] - columns[0]
@@ -174,7 +185,11 @@ def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], ant
 def boxes_in(
     window: Window, boxes: Boxes, labels: NDArray[np.int64], size: int
 ) -> tuple[Boxes, NDArray[np.int64]]:
-    """The boxes with their center in a window, clipped, in pixels of the window resized to size x size."""
+    """Select the boxes whose center lies in a window, and clip them to it.
+
+    Returns:
+        The boxes, in pixels of the window after it has been resized to size x size pixels, and their labels.
+    """
     x1, y1, x2, y2 = window
     kept = _centers_in(window, boxes)
     low, scale = np.array([x1, y1, x1, y1]), size / np.array([x2 - x1, y2 - y1, x2 - x1, y2 - y1])
@@ -184,7 +199,7 @@ def boxes_in(
 
 
 def flipped(boxes: Boxes, width: float) -> Boxes:
-    """Boxes of the image flipped left to right."""
+    """Return the boxes after their image, which is ``width`` pixels wide, has been flipped left to right."""
     x1, y1, x2, y2 = boxes.T
     return np.stack([width - x2, y1, width - x1, y2], axis=1)
 
@@ -196,7 +211,7 @@ def _centers_in(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
 
 
 def _holds(window: Window, boxes: Boxes, least: float) -> bool:
-    """Whether a window contains the center of a box and overlaps that box by the IoU ``least``."""
+    """Return whether a window contains the center of a box and has at least the IoU ``least`` with it."""
     boxes = boxes[_centers_in(window, boxes)]
     if not len(boxes):
         return False

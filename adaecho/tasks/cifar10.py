@@ -1,8 +1,10 @@
-"""CIFAR-10 with ResNet-32 (paper, Table 1) or another depth: pad 4, random 32x32 crop, horizontal flip.
+"""The task cifar10: classify CIFAR-10 images with ResNet-32 (paper, Table 1) or a ResNet of another depth.
 
-Data: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, 50,000 + 10,000 images.
-The validation split is held out of the 50,000. The test files are read only for the test split. Training
-images are held in memory, or streamed from tar shards of encoded images.
+Images are augmented by padding them with 4 pixels, cropping 32x32 pixels at random, and flipping them
+horizontally at random. The data set (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images",
+2009) has 50,000 training and 10,000 test images. The validation split is held out of the training images,
+and test images are only read for the test split. Training images are either kept in memory or streamed from
+tar shards of encoded images.
 """
 
 from functools import partial
@@ -24,17 +26,17 @@ from adaecho.tasks.options import Cifar10Options as Options
 from adaecho.transforms.small_images import Images, PadCropFlip
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-# Of each color over the 50,000 training images.
+# Mean and standard deviation of each color over the 50,000 training images, for pixel values 0 to 255.
 MEAN = (125.31, 122.95, 113.87)
 STD = (62.99, 62.09, 66.70)
 
 
 def build(config: Config, options: Options) -> Task:
-    """The CIFAR-10 task, with training images in memory or streamed from shards.
+    """Build the task. Training images are streamed if ``data.path`` contains tar shards.
 
     Raises:
-        DataError: ``data.path`` is missing, empty, of the wrong schema, corrupt or not reachable.
-        ConfigError: a key does not apply to the data of ``data.path``.
+        DataError: the data at ``data.path`` is missing, empty, corrupt, unreachable or in the wrong format.
+        ConfigError: a key is set that does not apply to the kind of data at ``data.path``.
     """
     path = config.data.path
     is_sharded = path is not None and (".tar" in path or any(Path(path).expanduser().glob("train*.tar")))
@@ -63,7 +65,7 @@ def build(config: Config, options: Options) -> Task:
 
 
 def _in_memory(config: Config, options: Options) -> dict[str, Any]:
-    """Decode all training images once, and hold out the validation split."""
+    """Decode all training images once, keep them in memory, and hold out the validation split."""
     if options.validation_shards is not None:
         raise ConfigError(
             f"task.validation_shards={options.validation_shards}: needs tar shards in data.path; set it to "
@@ -85,7 +87,7 @@ def _in_memory(config: Config, options: Options) -> dict[str, Any]:
 
 
 def _streamed(config: Config, options: Options) -> dict[str, Any]:
-    """Stream training images, and hold the validation shards in memory."""
+    """Stream the training images from shards, and keep the validation images in memory."""
     path, top = str(config.data.path), Path(str(config.data.path)).expanduser()
     if options.training_examples is not None:
         raise ConfigError(
@@ -100,7 +102,7 @@ def _streamed(config: Config, options: Options) -> dict[str, Any]:
             f"data.path={path}: no split can be held out of streamed shards; name the validation shards with "
             "task.validation_shards="
         )
-    # One shard at a time: the shards were written in random order.
+    # Reading one shard at a time is random enough, because the shards were written in random order.
     source = open_shards(urls["train"] or [path], "data.path", seed=config.seed, open_shards=1)
     urls["val"] = open_shards(held_out, "task.validation_shards").urls
 
@@ -118,10 +120,10 @@ def _streamed(config: Config, options: Options) -> dict[str, Any]:
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
-    """``image`` uint8 [32, 32, 3] and ``label`` of an encoded example; see ``decode_labelled``.
+    """Decode an example of a shard to ``image``, uint8 [32, 32, 3], and ``label`` (see ``decode_labelled``).
 
     Raises:
-        ExampleError: the image is missing, corrupt or of another size, or the label is not one of 0 to 9.
+        ExampleError: the image is missing, corrupt or not 32x32 pixels, or the label is not one of 0 to 9.
     """
     decoded = decode_labelled(example, storage.NUM_CLASSES)
     height, width, _ = decoded["image"].shape

@@ -1,8 +1,9 @@
-"""SSD on COCO 2017 (paper, Table 1) or any folder in COCO's schema, and on scenes of handwritten digits.
+"""The tasks coco and scenes: detect objects with SSD.
 
-The paper names neither backbone nor image size; task coco has MLPerf's ResNet-34 from scratch at 300 pixels.
-Task scenes is detection in seconds on one core with embedded data. Digits of validation scenes occur in no
-training scene.
+Task coco uses COCO 2017 (paper, Table 1) or any other data in COCO's format. The paper states neither the
+backbone nor the image size, so the task follows MLPerf: a ResNet-34 that is trained from scratch on images of
+300 x 300 pixels. Task scenes needs no download and trains in seconds on one core. Its images are scenes of
+handwritten digits, and a digit that appears in a validation scene never appears in a training scene.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,8 @@ from adaecho.transforms.photographs import decode_image
 
 Options = CocoOptions | ScenesOptions
 Parts = tuple[Callable[[], SSD], "Validation", dict[str, Any]]
-"""Of a task: how to build the SSD, the validation split, and other fields."""
+"""The parts in which the two tasks differ: a function that builds the SSD, the validation split, and further
+fields of ``Task``."""
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 _SHOWN_SCORE = 0.4
@@ -39,13 +41,13 @@ _VALIDATION_GLYPHS = 360
 
 
 def build(config: Config, options: Options) -> Task:
-    """The tasks coco, which reads images from disk when needed, and scenes.
+    """Build the task coco, which reads images from disk when they are needed, or the task scenes.
 
     Raises:
-        ConfigError: ``task.ghost_size`` does not divide the batch or its micro-batches, ``data.path`` is set
-            for scenes, or their ``data.validation_examples`` is not.
-        DataError: ``data.path`` is not a folder in COCO's schema, more is bad than allowed, or scikit-learn's
-            file of digits is missing.
+        ConfigError: ``task.ghost_size`` does not divide the batch or its micro-batches; or, for task scenes,
+            ``data.path`` is set or ``data.validation_examples`` is not set.
+        DataError: for task coco, ``data.path`` is not a folder in COCO's format, or it has more bad examples
+            than allowed; for task scenes, scikit-learn's file of digits is missing.
     """
     options.check_batches(config)
     if isinstance(options, CocoOptions):
@@ -97,7 +99,7 @@ def _coco(config: Config, options: CocoOptions) -> Parts:
 
 
 def _scenes(config: Config, options: ScenesOptions) -> Parts:
-    """``data.validation_examples`` scenes are made for validation; no scene is held out."""
+    """Make the scenes. The validation scenes are made separately from digits that training never uses."""
     number, seed = config.data.validation_examples, config.data.split_seed
     if config.data.path is not None:
         raise ConfigError(f"data.path={config.data.path}: task scenes makes its images; set it to null")
@@ -111,13 +113,17 @@ def _scenes(config: Config, options: ScenesOptions) -> Parts:
     held_out = make_scenes(glyphs[cut:], labels[cut:], number, seed=2 * seed + 1)
     per_category = options.metrics_per_category
     validation = Validation(held_out, lambda example: example, SIDE, config, per_category=per_category)
-    # A mirrored digit is no digit, and scenes are small.
+    # There is no flip, because a mirrored digit is not a digit, and no expansion, because scenes are small.
     augment = SSDAugment(SIDE, flip=0.0, expand=0.0, crop_scale=(0.6, 1.0), antialias=False)
     return lambda: small_ssd(NUM_CLASSES + 1, SIDE), validation, {"source": train, "augment": augment}
 
 
 class Detector(nn.Module):
-    """uint8 [N, S, S, 3] to class logits [N, A, C], box codes [N, A, 4] and the default boxes [A, 4]."""
+    """SSD with a first layer that normalizes pixels.
+
+    It maps N images, uint8 [N, S, S, 3], to class logits [N, A, C], box codes [N, A, 4] and the default boxes
+    [A, 4], where A is the number of default boxes and C the number of classes including the background.
+    """
 
     def __init__(self, ssd: SSD, *, channels_last: bool) -> None:
         super().__init__()
@@ -129,7 +135,10 @@ class Detector(nn.Module):
 
 
 def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
-    """The multibox loss of a padded batch, and the number of matched default boxes, at least 1."""
+    """Return the multibox loss of a padded batch, and the number of matched default boxes as its weight.
+
+    The weight is at least 1, so that a batch without boxes does not divide by zero.
+    """
     logits, codes, default_boxes = model(batch["image"])
     loss, positives = multibox_loss(logits, codes, batch["boxes"], batch["labels"], default_boxes)
     return loss, positives.clamp(min=1)
@@ -137,13 +146,15 @@ def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
 
 @about_one_example()
 def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
-    """``decode`` for ``datasets.coco``: the example with ``image`` uint8 [H, W, 3], without ``size``.
+    """Decode the image of an example of ``datasets.coco`` to uint8 [H, W, 3].
+
+    The result has the entries ``image``, ``boxes`` and ``labels``.
 
     Raises:
-        ExampleError: the image is corrupt, or its size differs from the annotations.
+        ExampleError: the image is corrupt, or its size differs from the size in the annotations.
     """
     height, width = example["size"]
-    image = decode_image(example["image"], turned=False)  # COCO's images are annotated as stored
+    image = decode_image(example["image"], turned=False)  # COCO's boxes refer to the stored image
     if image.shape[:2] != (height, width):
         image = decode_image(example["image"])
     if image.shape[:2] != (height, width):
@@ -158,13 +169,15 @@ decode_detection.thread_safe = True  # type: ignore[attr-defined]
 
 
 class Validation:
-    """Mean average precision on a split whose images are read in each evaluation.
+    """Evaluates the mean average precision on the validation split.
+
+    To save memory, images are read from storage in each evaluation.
 
     Args:
-        images: ``DetectionImages`` or ``Scenes``.
-        decode: decodes an example.
-        image_size: side of the model's input, in pixels.
-        config: of the run.
+        images: the images and their true boxes, as ``DetectionImages`` or ``Scenes``.
+        decode: a function that decodes an example.
+        image_size: the side of the model's input, in pixels.
+        config: the config of the run.
         per_category: as for ``AveragePrecision``.
     """
 
@@ -186,13 +199,13 @@ class Validation:
         device: torch.device,
         ranks: DistributedContext = SINGLE_PROCESS,
     ) -> Metrics:
-        """The metrics of a model in eval mode. Each rank evaluates its share of the images."""
+        """Return the metrics of a model in eval mode. Each rank evaluates its share of the images."""
         assert split == "validation", "COCO's test split has no public boxes, and scenes have none"
         shares = ranks.gather_objects(self._detect(model, device, ranks.share(len(self._images))))
         return self._precision.measure([found for share in shares for found in share])
 
     def _detect(self, model: nn.Module, device: torch.device, rows: Sequence[int]) -> list[Found]:
-        """Rows of images, and their detections in pixels of the images."""
+        """Run the model on some images. Return each row with its detections, in pixels of the image."""
         detections = []
         for part, inputs in self._batches.read(rows):
             logits, codes, default_boxes = model(torch.from_numpy(np.stack(inputs)).to(device))
@@ -204,7 +217,7 @@ class Validation:
         return detections
 
     def pictures(self, model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        """The first images with their true boxes, and the predicted boxes of probability 0.4 or more."""
+        """Return the first images, with their true boxes and the boxes predicted with probability >= 0.4."""
         rows = range(min(number, len(self._images)))
         return [self._picture(row, found) for row, found in self._detect(model, device, rows)]
 

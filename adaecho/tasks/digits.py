@@ -1,7 +1,7 @@
-"""Handwritten digits: 1,797 real 8x8 images in scikit-learn's package.
+"""The task digits: classify 1,797 handwritten digits that are part of the package scikit-learn.
 
-They are the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits" (UCI
-repository, 1998), with pixel values 0 to 16. There is a validation split and no test split.
+The images have 8x8 pixels with values 0 to 16. They are the test set of E. Alpaydin and C. Kaynak, "Optical
+Recognition of Handwritten Digits" (UCI repository, 1998). The task has a validation split but no test split.
 """
 
 from importlib.util import find_spec
@@ -25,11 +25,11 @@ MODELS = {"conv": small_conv, "mlp": small_mlp}
 
 
 def build(config: Config, options: Options) -> Task:
-    """The digits task: a model from uint8 [N, 8, 8, 1] to logits [N, 10].
+    """Build the task. Its model maps N images, uint8 [N, 8, 8, 1], to logits [N, 10].
 
     Raises:
         ConfigError: ``data.path`` is set.
-        DataError: scikit-learn's file is missing, or no training example would be left.
+        DataError: scikit-learn's file of digits is missing, or the validation split leaves no example.
     """
     if config.data.path is not None:
         raise ConfigError(f"data.path={config.data.path}: task digits has embedded images; set it to null")
@@ -55,12 +55,12 @@ def build(config: Config, options: Options) -> Task:
 
 
 def read_digits() -> Images:
-    """All images, uint8 [1797, 8, 8, 1], and their labels, int64 [1797].
+    """Read all images, uint8 [1797, 8, 8, 1], and their labels, int64 [1797].
 
     Raises:
         DataError: scikit-learn or its file of digits is missing.
     """
-    # Read the file directly: importing scikit-learn takes longer than a hundred training steps.
+    # The file is read directly, because importing scikit-learn takes longer than a hundred training steps.
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("task digits reads its images from scikit-learn: pip install scikit-learn")

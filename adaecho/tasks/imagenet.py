@@ -1,6 +1,8 @@
-"""ImageNet classification with ResNet-50 (paper, Table 1), or any timm classifier on any labelled images.
+"""The task imagenet: classify ImageNet's images with ResNet-50 (paper, Table 1).
 
-The paper resizes, crops and flips at random and distorts colors. It does not say how strongly.
+The task also works with any other labelled images and with any classifier of the library timm. As in the
+paper, images are resized, cropped and flipped at random, and their colors are distorted. The paper does not
+state the strength of these changes.
 """
 
 from collections.abc import Iterator
@@ -28,10 +30,10 @@ from adaecho.transforms.small_images import PadCropFlip
 
 
 def build(config: Config, options: Options) -> Task:
-    """The classification task. Images are read from storage when they are needed.
+    """Build the task. Images are read from storage when they are needed.
 
     Raises:
-        ConfigError: timm has no such model, or ``task.ghost_size`` does not divide the batch.
+        ConfigError: timm has no model ``task.model``, or ``task.ghost_size`` does not divide the batch.
         DataError: ``data.path`` contains no labelled images, or the number of classes is unknown.
     """
     options.check_batches(config)
@@ -92,10 +94,11 @@ def build(config: Config, options: Options) -> Task:
 
 
 def _split(config: Config, train: LabelledImages, validation: LabelledImages | None) -> tuple[Any, Any]:
-    """The training source and the held-out images.
+    """Return the training images and the validation images.
 
-    ``evaluate.max_examples`` draws a subset by ``data.split_seed``, since folders and tables are often sorted
-    by class. Of tar shards it takes the first, since shards are written in random order.
+    If ``evaluate.max_examples`` limits the validation split, images are chosen at random with
+    ``data.split_seed``, because folders and tables are often sorted by class. From tar shards, which are
+    written in random order, the first images are taken.
     """
     path, most = str(config.data.path), config.evaluate.max_examples
     number, seed = config.data.validation_examples, config.data.split_seed
@@ -119,16 +122,20 @@ def _split(config: Config, train: LabelledImages, validation: LabelledImages | N
 
 
 class _FirstOfShards:
-    """The first examples of tar shards in stored order, read in each evaluation.
+    """The first examples of tar shards in their stored order, which are read again in each evaluation.
 
-    An example serves as its row.
+    ``EvaluationBatches`` identifies examples by row. Shards have no row numbers, so each example is its own
+    row here.
     """
 
     def __init__(self, urls: list[str], most: int | None) -> None:
         self._shards, self._most = TarShards(urls, shuffle=False), most
 
     def share(self, ranks: DistributedContext) -> Iterator[dict[str, Any]]:
-        """The examples of a rank. Below the full split every rank reads all of them, then keeps its share."""
+        """Return the examples that this rank evaluates.
+
+        If the number of examples is limited, every rank reads all of them and keeps only its share.
+        """
         if self._most is not None:
             return islice(self._shards, ranks.rank, self._most, ranks.world_size)
         self._shards.set_share(ranks.rank, ranks.world_size)

@@ -1,6 +1,7 @@
-"""Shared parts of image classifiers: decoding, loss, and metrics over a split.
+"""Code that the image classification tasks share: decoding, loss, and metrics over a split.
 
-Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.models.images.Normalise``.
+Images are kept as uint8 [H, W, C] until they reach the model, whose first layer
+``adaecho.models.images.Normalise`` converts them to floats.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,17 +26,18 @@ from adaecho.transforms.photographs import decode_image, decoder_for
 from adaecho.transforms.small_images import Images
 
 Prediction = tuple[Iterable[Any], torch.Tensor, torch.Tensor]
-"""Of a batch: images uint8 [n, H, W, C], labels int64 [n], and float logits [n, classes] on their device."""
+"""A batch of n images, uint8 [n, H, W, C], with labels, int64 [n], and logits, float [n, classes].
+Labels and logits are on the device of the model."""
 
 Predictions = Callable[[nn.Module, Split, torch.device, DistributedContext], Iterable[Prediction]]
-"""Of a model for a rank's share of a split, batch by batch."""
+"""A function that yields the predictions of a model, batch by batch, for a rank's share of a split."""
 
-_FIELDS = ("jpg", "jpeg", "png", "webp")  # extensions of images in tar shards; labels have "cls"
+_FIELDS = ("jpg", "jpeg", "png", "webp")  # file extensions of images in tar shards; that of labels is "cls"
 
 
 @dataclass(frozen=True)
 class DecodeLabelled:
-    """``decode`` for encoded images with a class; see ``decode_labelled``."""
+    """Decodes an example with an encoded image and a class label; see ``decode_labelled``."""
 
     num_classes: int
     decode: Callable[[Any], Any] = decode_image
@@ -45,7 +47,7 @@ class DecodeLabelled:
         return decode_labelled(example, self.num_classes, self.decode)
 
     def for_augment(self, augment: Any) -> "DecodeLabelled":
-        """The faster decoder for images that only ``augment`` reads."""
+        """Return a faster decoder, which decodes only as much of the image as ``augment`` needs."""
         return replace(self, decode=decoder_for(augment, "image"))
 
 
@@ -53,7 +55,7 @@ class DecodeLabelled:
 def decode_labelled(
     example: dict[str, Any], num_classes: int, decode: Callable[[Any], Any] = decode_image
 ) -> dict[str, Any]:
-    """``image`` uint8 [H, W, 3] and ``label`` of an example of any source.
+    """Decode an example of any kind of source to ``image``, uint8 [H, W, 3], and ``label``.
 
     Raises:
         ExampleError: the image is missing or corrupt, or the label is not one of 0 to ``num_classes`` - 1.
@@ -76,12 +78,12 @@ def decode_labelled(
 def classifier(
     predictions: Predictions, *, label_smoothing: float, names: Sequence[str] = (), **others: Any
 ) -> Task:
-    """A task of labelled images, with loss, metrics, and pictures of mistakes.
+    """Build an image classification task with its loss, metrics and pictures of wrong predictions.
 
     Args:
-        predictions: of a model.
-        label_smoothing: of the training loss.
-        names: of the classes.
+        predictions: a function that yields the predictions of a model for a split.
+        label_smoothing: the label smoothing of the training loss.
+        names: the names of the classes.
         others: the other fields of ``Task``.
     """
 
@@ -105,7 +107,7 @@ def classifier(
 
 
 def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:
-    """Training loss of an image classifier: the sum over images in nats, and the number of images."""
+    """Return the cross entropy of a batch, summed over images, in nats, and the number of images."""
     labels = batch["label"]
     total = functional.cross_entropy(
         model(batch["image"]).float(), labels, reduction="sum", label_smoothing=label_smoothing
@@ -114,12 +116,17 @@ def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) 
 
 
 def num_images(batch: Batch) -> float:
-    """The weight that ``cross_entropy`` returns."""
+    """Return the weight of a batch that ``cross_entropy`` returns, which is the number of images."""
     return len(batch["label"])
 
 
 def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> Predictions:
-    """Predictions for a rank's share of the split that ``read`` returns, batch by batch."""
+    """Return a function that yields predictions for data in memory.
+
+    Args:
+        read: returns the images and labels of a split.
+        batch_size: the number of images in a batch.
+    """
 
     def predictions(
         model: nn.Module, split: Split, device: torch.device, ranks: DistributedContext
@@ -135,10 +142,10 @@ def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> P
 
 
 def mistakes(predictions: Iterable[Prediction], names: Sequence[str] = ()) -> Iterator[Picture]:
-    """The images with wrong predictions, with the title "predicted, true label" (or names)."""
+    """Yield the images with wrong predictions. Their titles give the predicted and the true class."""
 
     def name(label: int) -> str:
-        return names[label] if label < len(names) else str(label)  # a model may have more classes than names
+        return names[label] if label < len(names) else str(label)  # the model may have more classes
 
     for images, labels, logits in predictions:
         for image, label, predicted in zip(images, labels.tolist(), logits.argmax(1).tolist(), strict=True):
@@ -147,7 +154,7 @@ def mistakes(predictions: Iterable[Prediction], names: Sequence[str] = ()) -> It
 
 
 def _as_color(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Scale grey images to the full range of brightness, in three channels."""
+    """Convert a gray image to three channels, and scale it to the full range of brightness."""
     if image.shape[-1] == 3:
         return image
     bright = image.astype(float) * (255 / max(int(image.max()), 1))
@@ -157,9 +164,15 @@ def _as_color(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def classification_metrics(
     predictions: Iterable[Prediction], ranks: DistributedContext = SINGLE_PROCESS
 ) -> Metrics:
-    """Accuracy and mean cross entropy (nats) over a split, of which each rank has a share."""
+    """Return the accuracy and the mean cross entropy in nats over a split.
+
+    Args:
+        predictions: the predictions for this rank's share of the split.
+        ranks: the ranks whose shares make up the split.
+    """
     number = 0
-    correct: torch.Tensor | int = 0  # the sums stay on the device: reading them would wait for it
+    # The sums stay on the device until the end, because reading them would wait for the device.
+    correct: torch.Tensor | int = 0
     entropy: torch.Tensor | float = 0.0
     for _, labels, logits in predictions:
         number += len(labels)
@@ -170,14 +183,14 @@ def classification_metrics(
 
 
 class EvaluationBatches:
-    """Batches of held-out examples, read from storage in each evaluation.
+    """Reads batches of validation examples from storage in each evaluation.
 
-    Up to ``data.max_bad_examples`` of them are skipped if they can't be prepared.
+    Examples that cannot be decoded are skipped, as long as there are at most ``data.max_bad_examples``.
 
     Args:
-        source: ``source[row]`` is an example, ``source.origin(row)`` its name in messages.
-        prepare: decodes and resizes one example.
-        config: of the run.
+        source: the examples. ``source[row]`` returns one, and ``source.origin(row)`` its name for messages.
+        prepare: a function that decodes and resizes one example.
+        config: the config of the run.
     """
 
     def __init__(self, source: Any, prepare: Callable[[Any], Any], config: Config) -> None:
@@ -186,10 +199,11 @@ class EvaluationBatches:
         self._bad = BadExampleBudget(config.data.max_bad_examples)
 
     def read(self, rows: Iterable[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Rows and prepared examples of each batch.
+        """Yield the rows and the prepared examples of each batch.
 
         Raises:
-            DataError: after the last batch, if there are more bad examples than allowed. It lists them.
+            DataError: there are more bad examples than allowed. It is raised after the last batch, so that
+                the message can list all of them.
         """
 
         def attempt(row: Any) -> tuple[Any, Any, str]:

@@ -1,7 +1,7 @@
-"""The options ``task.*`` of the built-in tasks, in a file that imports no torch.
+"""The options ``task.*`` of the built-in tasks.
 
-The parent process of a sweep composes, checks and compares configs without torch. The ``Options`` of a user's
-own task are in the task's file.
+This file does not import torch, because the parent process of a sweep composes and checks configs without it,
+which saves seconds. The ``Options`` of a user's own task are defined in the module of that task.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 Keys = tuple[str, ...]
 Choices = dict[str, tuple[str, ...]]
 Bounds = dict[str, str]
-"""Intervals of numeric keys."""
+"""The allowed interval of each numeric key."""
 
-_BYTES_PER_TOKEN = 3  # rough, of English with some thousand subwords
+_BYTES_PER_TOKEN = 3  # rough estimate for English text with a few thousand subwords
 
 
 @dataclass
 class CheckedOptions(TaskConfig):
-    """Base class that checks ranges and choices."""
+    """Base class of options that checks their ranges and choices when it is created."""
 
     bounds: ClassVar[Bounds] = {}
     choices: ClassVar[Choices] = {}
@@ -41,14 +41,15 @@ class CheckedOptions(TaskConfig):
 
 @dataclass
 class GhostOptions(CheckedOptions):
-    """The keys ``task.ghost_*``."""
+    """The options ``task.ghost_*`` of tasks whose model can use ghost batch norm."""
 
-    ghost_size: int | None = None  # examples per slice of ghost batch norm; null: plain batch norm
-    ghost_statistics: str = "average"  # average | sequential: update of running statistics in a step
+    ghost_size: int | None = None  # number of examples per slice of ghost batch norm; null: plain batch norm
+    # how the slices of a step update the running statistics: average or sequential
+    ghost_statistics: str = "average"
     choices: ClassVar[Choices] = {"ghost_statistics": ("average", "sequential")}
 
     def check_batches(self, config: "Config") -> None:
-        """Raise a ConfigError if ``ghost_size`` does not divide a batch into micro-batches of slices."""
+        """Raise a ConfigError if a micro-batch is not a whole number of slices of ``ghost_size`` examples."""
         size, parts = self.ghost_size, config.adascale.num_gradients_to_accumulate
         if size is not None and (size < 1 or config.batch_size % (parts * size)):
             raise ConfigError(
@@ -58,7 +59,7 @@ class GhostOptions(CheckedOptions):
             )
 
     def with_ghosts(self, model: "nn.Module") -> "nn.Module":
-        """The model, with ghost batch norm if ``ghost_size`` is set."""
+        """Return the model, with its batch norm replaced by ghost batch norm if ``ghost_size`` is set."""
         from adaecho.models.ghost_batch_norm import use_ghost_batch_norm
 
         if self.ghost_size is None:
@@ -68,22 +69,26 @@ class GhostOptions(CheckedOptions):
 
 @dataclass
 class TextOptions(CheckedOptions):
-    """The keys ``task.*`` of a language model; by default Transformer base (Vaswani et al. 2017, Table 3)."""
+    """The options of a language model. The defaults are Transformer base (Vaswani et al. 2017, Table 3)."""
 
     layers: int = 6
     width: int = 512
     feed_forward: int = 2048
     heads: int = 8
     dropout: float = 0.0
-    vocab_size: int = 32000  # subwords of a tokenizer trained on the training text; at least 256 bytes + 2
-    block_size: int = 128  # predictions of an example
-    packing: str = "packed"  # packed: join documents and cut; sentence: one document per example, padded
-    column: str = "text"  # of parquet and JSON lines
-    sample_by: str = "document"  # line | document: what a text file consists of
-    label_smoothing: float = 0.0  # of the training loss: this share of each target spreads over all tokens
+    # number of subwords of the tokenizer, which is trained on the training text; at least 258, for 256 bytes
+    # and 2 special tokens
+    vocab_size: int = 32000
+    block_size: int = 128  # number of tokens that are predicted in one example
+    # packed joins documents and cuts them into blocks; sentence makes one padded example of each document
+    packing: str = "packed"
+    column: str = "text"  # column of parquet files, or field of JSON lines, that contains the text
+    sample_by: str = "document"  # document: a text file is one document; line: each line is one
+    # share of the target probability that the training loss spreads evenly over all tokens
+    label_smoothing: float = 0.0
     added: ClassVar[Keys] = ("label_smoothing",)
     module: ClassVar[str] = "text"
-    needs: ClassVar[str] = ""  # accepted data, if data.path has no default
+    needs: ClassVar[str] = ""  # describes the accepted data if the user must set data.path
     choices: ClassVar[Choices] = {"packing": ("packed", "sentence")}
     bounds: ClassVar[Bounds] = {
         **dict.fromkeys(("layers", "width", "feed_forward", "heads", "block_size"), "[1, inf)"),
@@ -98,7 +103,7 @@ class TextOptions(CheckedOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Number of blocks, estimated from the bytes of all documents."""
+        """Return the number of blocks, which is estimated from the number of bytes of all documents."""
         from adaecho.datasets.documents import find_documents
 
         documents = find_documents(path, column=plain["column"], lines=plain["sample_by"] == "line")
@@ -108,7 +113,7 @@ class TextOptions(CheckedOptions):
         return Size(blocks, len(sizes), documents.held_out is not None)
 
     def build_model(self) -> "nn.Module":
-        """A freshly initialised model."""
+        """Return a newly initialized model."""
         from adaecho.models.transformer import Transformer
 
         sizes = ("layers", "width", "feed_forward", "heads", "dropout")
@@ -119,10 +124,13 @@ class TextOptions(CheckedOptions):
 class DigitsOptions(CheckedOptions):
     """The options of task digits."""
 
-    # conv: small, with batch norm; mlp: one hidden layer without batch norm, for many steps in little time
+    # conv is a small convolutional network with batch norm; mlp has one hidden layer and no batch norm, and
+    # trains faster
     model: str = "conv"
-    training_examples: int | None = None  # the first ones that are not held out; null: all
-    label_smoothing: float = 0.0  # of the training loss: this share of each target spreads over all classes
+    # number of training examples; the first ones that are not held out are used; null: all
+    training_examples: int | None = None
+    # share of the target probability that the training loss spreads evenly over all classes
+    label_smoothing: float = 0.0
     added: ClassVar[Keys] = ("model", "training_examples", "label_smoothing")
     bounds: ClassVar[Bounds] = {"training_examples": "[1, inf)", "label_smoothing": "[0, 1)"}
     choices: ClassVar[Choices] = {"model": ("conv", "mlp")}
@@ -132,11 +140,15 @@ class DigitsOptions(CheckedOptions):
 class Cifar10Options(CheckedOptions):
     """The options of task cifar10."""
 
-    depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
-    channels: int = 16  # filters of the first stage; 16 is the paper's
-    training_examples: int | None = None  # the first ones that are not held out; null: all
-    validation_shards: str | None = None  # tar shards, if data.path names training shards only
-    label_smoothing: float = 0.0  # of the training loss: this share of each target spreads over all classes
+    # number of layers of the ResNet, 6n + 2; the paper uses 32, and 8 can be trained on a CPU
+    depth: int = 32
+    channels: int = 16  # number of filters in the first stage; the paper uses 16
+    # number of training examples; the first ones that are not held out are used; null: all
+    training_examples: int | None = None
+    # tar shards of the validation split, if data.path names only training shards
+    validation_shards: str | None = None
+    # share of the target probability that the training loss spreads evenly over all classes
+    label_smoothing: float = 0.0
     added: ClassVar[Keys] = ("depth", "channels", "training_examples", "validation_shards", "label_smoothing")
     bounds: ClassVar[Bounds] = {
         "channels": "[1, inf)",
@@ -155,15 +167,17 @@ class ImagenetOptions(GhostOptions):
     """The options of task imagenet."""
 
     model: str = "resnet50"  # name of a timm model
-    image_size: int = 224  # pixels
-    num_classes: int | None = None  # null: the number of classes that the training data names
-    validation_path: str | None = None  # validation images, if data.path has no validation split
-    ghost_size: int | None = 32  # examples per slice of ghost batch norm; null: plain batch norm
-    min_crop_area: float = 0.08  # smallest share of the image's area; the largest is 1
-    color_jitter: float = 0.4  # of brightness, contrast and saturation; 0: none
-    antialias: bool = True
-    pretrained: str | None = None  # file of initial weights: timm's of the model, or a run's
-    label_smoothing: float = 0.0  # of the training loss: this share of each target spreads over all classes
+    image_size: int = 224  # height and width of the model's input in pixels
+    num_classes: int | None = None  # null: the number of classes that are named in the training data
+    validation_path: str | None = None  # path of the validation images if data.path does not contain them
+    ghost_size: int | None = 32  # number of examples per slice of ghost batch norm; null: plain batch norm
+    min_crop_area: float = 0.08  # smallest area of a random crop, as a share of the image's area
+    color_jitter: float = 0.4  # largest relative change of brightness, contrast and saturation; 0: none
+    antialias: bool = True  # whether images are resized with antialiasing
+    # file of initial weights, either timm's for this model or those of another run; null: random weights
+    pretrained: str | None = None
+    # share of the target probability that the training loss spreads evenly over all classes
+    label_smoothing: float = 0.0
     added: ClassVar[Keys] = ("pretrained", "label_smoothing")
     bounds: ClassVar[Bounds] = {
         "image_size": "[8, inf)",
@@ -175,12 +189,12 @@ class ImagenetOptions(GhostOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Number of images, without decoding them."""
+        """Return the number of images, which are counted without decoding them."""
         from adaecho.datasets.labelled_images import find_both
 
         train, validation = find_both(path, plain["validation_path"])
         source = train.source
-        number = len(source) if hasattr(source, "__len__") else sum(1 for _ in source)  # shards are read once
+        number = len(source) if hasattr(source, "__len__") else sum(1 for _ in source)  # reads all shards
         return Size(number, number, validation is not None)
 
 
@@ -188,17 +202,19 @@ class ImagenetOptions(GhostOptions):
 class CocoOptions(GhostOptions):
     """The options of task coco."""
 
-    image_size: int = 300  # side of the network's input, pixels; 300 has the paper's 8,732 default boxes
-    ghost_size: int | None = 128  # examples per slice of ghost batch norm; null: plain batch norm
-    keep_images_without_boxes: bool = False  # SSD learns nothing from them, but they cost fresh examples
-    expand: float = 0.5  # probability of placing an image on a canvas of up to 4 times its sides
-    metrics_per_category: bool = False  # report AP_50/<category> too
+    # height and width of the model's input in pixels; 300 gives the 8,732 default boxes of the SSD paper
+    image_size: int = 300
+    ghost_size: int | None = 128  # number of examples per slice of ghost batch norm; null: plain batch norm
+    # whether to train on images without boxes; SSD learns nothing from them, but they count as fresh examples
+    keep_images_without_boxes: bool = False
+    expand: float = 0.5  # probability of placing an image on a canvas with sides up to 4 times as long
+    metrics_per_category: bool = False  # whether to report AP_50/<category> for each category too
     module: ClassVar[str] = "detection"
     bounds: ClassVar[Bounds] = {"image_size": "[64, inf)", "expand": "[0, 1]"}
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:
-        """Number of images, by default of those with boxes."""
+        """Return the number of images that are used for training, by default only those with boxes."""
         from adaecho.datasets.coco import read_both
         from adaecho.datasets.storage import BadExampleBudget
 
@@ -211,18 +227,20 @@ class CocoOptions(GhostOptions):
 class ScenesOptions(GhostOptions):
     """The options of task scenes."""
 
-    training_scenes: int = 2000
-    metrics_per_category: bool = False  # report AP_50/<digit> too
+    training_scenes: int = 2000  # number of training scenes
+    metrics_per_category: bool = False  # whether to report AP_50/<digit> for each digit too
     module: ClassVar[str] = "detection"
-    bounds: ClassVar[Bounds] = {"training_scenes": "[1, 100000]"}  # in memory, 12 kB each
+    # The number is limited because all scenes are kept in memory, at 12 kB each.
+    bounds: ClassVar[Bounds] = {"training_scenes": "[1, 100000]"}
 
 
 @dataclass
 class SmallTextOptions(TextOptions):
-    """The options of task small_text: a small Transformer, by default on Python's standard library.
+    """The options of task small_text, a small Transformer.
 
-    The library differs between Python versions. The record has its sha256, and results are not compared
-    across versions.
+    By default it is trained on the source code of Python's standard library. This code differs between Python
+    versions, so results of different versions must not be compared. The record of a run contains a sha256
+    digest of the data.
     """
 
     layers: int = 2
@@ -234,10 +252,11 @@ class SmallTextOptions(TextOptions):
 
 @dataclass
 class Lm1bOptions(TextOptions):
-    """The options of task lm1b (Chelba et al. 2014), as in the paper's Table 1: 3.9 nats a token.
+    """The options of task lm1b (Chelba et al. 2014). Its target in the paper's Table 1 is 3.9 nats per token.
 
-    An example is one padded sentence: 20,000 steps of 1,024 sentences are 0.68 epoch of 30.3 M sentences.
-    Packed blocks of 128 would be about 3 epochs, but the paper's budget is less than one.
+    Each example is one padded sentence, because this agrees with the paper's budget of less than one epoch:
+    20,000 steps with batch size 1,024 are 0.68 epochs of the 30.3 million sentences. With packed blocks of
+    128 tokens, the same number of steps would be about 3 epochs.
     """
 
     packing: str = "sentence"
@@ -250,14 +269,14 @@ class Lm1bOptions(TextOptions):
 
 @dataclass
 class CommonCrawlOptions(TextOptions):
-    """The options of task common_crawl, as in the paper's Table 1: 3.9 nats a token, within one epoch.
+    """The options of task common_crawl, whose target in the paper's Table 1 is 3.9 nats per token.
 
-    Documents are streamed and each makes many examples; the paper's set of 6.7 TB does not fit in memory.
-    The tokenizer is trained on the first documents and cached.
+    Documents are streamed, because the paper's data of 6.7 TB does not fit in memory. Each document is cut
+    into many examples. The tokenizer is trained on the first documents and then cached.
     """
 
-    packing: str = "document"  # the only choice: the blocks of one document, the last one padded
-    tokenizer_documents: int = 10_000  # the first ones train the tokenizer
+    packing: str = "document"  # the only choice: each document is cut into blocks, and the last is padded
+    tokenizer_documents: int = 10_000  # number of documents on which the tokenizer is trained
     needs: ClassVar[str] = (
         "a folder with C4's files (c4-train.*.json.gz and c4-validation.*.json.gz), parquet with a column of "
         "text, or a hub id, which is downloaded completely"

@@ -1,4 +1,4 @@
-"""Language models on text: loss per token, evaluation, entropies for comparison, and a sample."""
+"""The tasks small_text, lm1b and common_crawl: train a Transformer language model on text."""
 
 import hashlib
 import math
@@ -27,11 +27,11 @@ _SAMPLE_TOKENS = 48
 
 
 def build(config: Config, options: TextOptions) -> Task:
-    """The tasks small_text, lm1b and common_crawl. Their examples are tokens ``[block + 1]``.
+    """Build the task. An example is an array of ``task.block_size`` + 1 tokens.
 
     Raises:
-        DataError: the text is missing, too short, or has more bad documents than allowed.
-        ConfigError: the text supports fewer subwords than ``task.vocab_size``.
+        DataError: the text is missing or too short, or it has more bad documents than allowed.
+        ConfigError: the text is too short for a tokenizer with ``task.vocab_size`` subwords.
     """
     if config.data.path is None and options.needs:
         raise DataError(f"data.path=null: {options.name} needs {options.needs}")
@@ -63,7 +63,7 @@ def build(config: Config, options: TextOptions) -> Task:
 
 
 def _cached(config: Config, options: TextOptions, documents: Documents) -> dict[str, Any]:
-    """Tokens that are made once."""
+    """Return the data of the tasks small_text and lm1b, whose text is tokenized once and then cached."""
     packing = Packing(options.packing, options.block_size, options.vocab_size)
     found = tokenized(documents, packing, config.data)
     validation, skipped = found.validation[: config.evaluate.max_examples], found.meta["skipped"]
@@ -82,7 +82,7 @@ def _cached(config: Config, options: TextOptions, documents: Documents) -> dict[
 
 
 def _streamed(config: Config, options: CommonCrawlOptions, documents: Documents) -> dict[str, Any]:
-    """Documents that need not fit in memory."""
+    """Return the data of the task common_crawl, whose documents are streamed to save memory."""
     refuse_number(config.data.validation_examples, "a stream")
     if documents.held_out is None:
         raise DataError(f"data.path={config.data.path}: needs files named validation, or such a split")
@@ -108,7 +108,7 @@ def _streamed(config: Config, options: CommonCrawlOptions, documents: Documents)
 
 
 def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:
-    """Sum of the cross entropies of all predicted tokens in nats, and their number, without PAD."""
+    """Return the cross entropy in nats, summed over all predicted tokens except PAD, and their number."""
     inputs, targets = _inputs_and_targets(batch["tokens"])
     logits = model(inputs).float().flatten(0, 1)
     total = functional.cross_entropy(
@@ -118,22 +118,22 @@ def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAn
 
 
 def weight(batch: Batch) -> torch.Tensor:
-    """The weight that ``loss`` returns."""
+    """Return the weight of a batch that ``loss`` returns: the number of predicted tokens except PAD."""
     return _inputs_and_targets(batch["tokens"])[1].ne(PAD).sum()
 
 
 def _inputs_and_targets(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [N, block] each."""
+    """Return the input tokens and the tokens to predict, each as int64 [N, block]."""
     whole = tokens.to(torch.int64)
     return whole[:, :-1], whole[:, 1:]
 
 
 def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int) -> Any:
-    """``Task.evaluate``: mean cross entropy over tokens, independent of the batches.
+    """Return the function ``Task.evaluate``, which computes the mean cross entropy over all tokens.
 
     Args:
-        validation: returns the held-out examples, in memory or as a new stream.
-        batch_size: examples at once.
+        validation: returns the validation examples, either in memory or as a new stream.
+        batch_size: the number of examples in a batch, which does not affect the result.
     """
 
     def evaluate(
@@ -142,7 +142,8 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
         total, number = 0.0, 0
         examples = iter(validation())
         batches = iter(lambda: list(islice(examples, batch_size)), [])
-        # A stream has no length, so each rank evaluates every world_size-th batch.
+        # A stream cannot be divided into equal parts, because its length is unknown. Therefore each rank
+        # evaluates every world_size-th batch.
         for batch in islice(batches, ranks.rank, None, ranks.world_size):
             tokens = torch.from_numpy(np.stack(batch).astype(np.int64)).to(device)
             batch_total, count = loss(model, {"tokens": tokens})
@@ -154,9 +155,11 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
 
 
 def entropies(examples: NDArray[Any]) -> dict[str, float]:
-    """Nats per predicted token of the best unigram model and the best bigram model of these examples.
+    """Return the unigram and the bigram entropy of these examples, in nats per predicted token.
 
-    Both use the counts of these examples, so the bigram entropy of few examples is too low.
+    They are the cross entropies of the best unigram model and the best bigram model, with which the cross
+    entropy of a language model can be compared. Both models are fitted to these same examples, so the bigram
+    entropy is too low if there are only a few.
     """
     pairs = np.stack([examples[:, :-1].ravel(), examples[:, 1:].ravel()]).astype(np.int64)
     pairs = pairs[:, pairs[1] != PAD]
@@ -173,7 +176,7 @@ def _entropy(values: NDArray[np.int64]) -> float:
 
 
 def _sampler(tokenizer: Any, block: int, seed: int) -> Callable[[nn.Module, torch.device], dict[str, Any]]:
-    """``Task.at_end``: a text sampled from the model."""
+    """Return the function ``Task.at_end``, which samples a short text from the model."""
 
     def sample(model: nn.Module, device: torch.device) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(seed)
