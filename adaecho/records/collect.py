@@ -163,13 +163,8 @@ def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> N
 
 
 def _origin(folders: Sequence[Path]) -> dict[str, Any]:
-<<<<<<< HEAD
     """The distinct environments and data facts of the runs, and one text sample of a language model."""
     environments, data, samples = list[Any](), list[Any](), list[Any]()
-=======
-    """Return the distinct environments and the distinct facts about the data in these run folders."""
-    environments, data = list[Any](), list[Any]()
->>>>>>> w-d4
     for folder in folders:
         latest = read_json(folder / "environment.json")
         for environment in [*latest.pop("earlier", []), latest]:
