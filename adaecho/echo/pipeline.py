@@ -1,7 +1,9 @@
-"""The permanent parts of a loader (Pipeline) and its caches and threads from a cursor on (Run).
+"""The permanent parts of a loader (``Pipeline``), and the caches and threads that make its batches (``Run``).
 
-A run connects the stages of a variant in the paper's order, in one or more threads. With workers the prefetch
-queue lies before the echo, so that a bottleneck upstream never waits for a burst of repeats downstream.
+A run starts at a cursor and connects the stages of a variant in the paper's order, in one or more threads. It
+can be discarded and replaced at any time. With workers, the prefetch queue lies before the echo stage. The
+stages before the echo, which data echoing assumes to be the bottleneck, then never have to wait while the
+training loop works through the repeats.
 """
 
 import _thread
@@ -36,11 +38,12 @@ from adaecho.echo.settings import Settings, order_of, refuse, whole
 from adaecho.echo.state import VERSION, Held, LoaderCursor, Streams
 from adaecho.echo.threads import InlineMap, OrderedMap, ThreadPool
 
-DOWNSTREAM_QUEUE = 2  # more would only take memory, and the GIL from the training step
-_LEAST_BLOCK = 1024  # items that enter the buffer at once while it fills
-_FREE_LOOKAHEAD = 2048  # rows planned at once for arrays in memory
-CLOSE_WAIT_S = 10.0  # longest wait for a call of the source
-_OPEN: dict["Pipeline", int] = {}  # pipelines to close at exit, and their processes, in order of creation
+DOWNSTREAM_QUEUE = 2  # batches made ahead; more would take memory, and compete for the GIL with the step
+_LEAST_BLOCK = 1024  # smallest number of items that enter the buffer at once while it fills
+_FREE_LOOKAHEAD = 2048  # rows planned at once for arrays in memory, for which reading ahead costs nothing
+CLOSE_WAIT_S = 10.0  # longest time to wait for a call of the source
+# The pipelines to close at exit, in order of creation, each with the id of the process that created it.
+_OPEN: dict["Pipeline", int] = {}
 _TOLD_NO_FORK = (
     "num_workers: the dataset, decode or augment does not declare thread_safe = True, and this platform "
     "cannot fork worker processes, so all work is inline, as with num_workers=0; declare thread_safe = True "
