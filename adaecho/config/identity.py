@@ -101,7 +101,7 @@ def run_id(config: dict[str, Any]) -> str:
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return one line for each difference that prevents a run from being resumed.
 
-    A larger budget is not such a difference.
+    A larger budget is allowed.
     """
     return differences(identity(recorded), identity(now)) + smaller_budgets(recorded, now, COUNTED_BUDGETS)
 

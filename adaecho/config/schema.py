@@ -58,7 +58,7 @@ class EchoConfig:
     max_factor: float = 16.0  # upper bound of the factor if factor=auto
     # how the shuffle buffer stores examples: auto, decoded or encoded; this does not change the batches
     buffer_format: str = "auto"
-    # whether to echo between two parts of the augmentation, so that only the second part is applied anew to
+    # whether to echo between two parts of the augmentation, so that only the second part is applied again to
     # each repeat; the task must define the two parts
     split_augmentation: bool = False
 

@@ -1,15 +1,17 @@
-"""Workarounds for two properties of Lightning's loops, which do not notify a loader.
+"""Workarounds for two cases in which Lightning's training loop would resume a loader incorrectly.
 
-*Prefetch*: from a loader without a length the fetcher takes one batch ahead of the step, to detect the last
-one (``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). It then saves the loader's ``state_dict()``,
-so a resume would lose that batch.
+*Prefetch*: if a loader has no length, Lightning's fetcher requests one batch ahead of the training step, to
+detect the last batch (``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). A checkpoint then holds the
+loader's ``state_dict()`` after that batch, although no step has used it. A resume would skip the batch.
 
-*End of an epoch*: a checkpoint at the end of an epoch, the default, holds the loader's state, but Lightning
-does not load it (``FitLoop.restarting``: "if the last epoch completely finished, we are not actually
-restarting"). The batches of the first epoch would come again. With ``max_steps`` Lightning loads the state,
-but it uses the first iterator to finish the completed epoch, and would skip one epoch.
+*End of an epoch*: by default Lightning saves a checkpoint at the end of an epoch. The checkpoint contains the
+loader's state, but a resume does not load it (``FitLoop.restarting``: "if the last epoch completely finished,
+we are not actually restarting"), so that training would repeat the batches of the first epoch. With
+``max_steps`` Lightning does load the state, but then uses the first iterator to finish the completed epoch,
+so that training would skip one epoch.
 
-Both workarounds find the loop among the callers.
+Lightning does not tell a loader about either case. Both workarounds therefore search the call stack for
+Lightning's loop and read its attributes.
 """
 
 import sys
@@ -17,25 +19,26 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-_DEPTH = 3  # nesting of a batch, its index, and the batches of several loaders
+_DEPTH = 3  # the fetcher nests a batch in a tuple with its index and in a collection over several loaders
 
 
 def holds_last_batch(batch_id: int) -> bool:
-    """Whether a calling loop holds a batch that no step has received.
+    """Return whether Lightning has fetched a batch that no training step has received yet.
 
     Args:
-        batch_id: ``id`` of the last batch of this loader.
+        batch_id: ``id()`` of the last batch that the loader returned.
     """
     fetchers = (getattr(loop, "_data_fetcher", None) for _, loop in _methods_that_call())
     return _holds(getattr(next(filter(None, fetchers), None), "batches", ()), batch_id, _DEPTH)
 
 
 class EpochEnd(NamedTuple):
-    """Tasks of a loader whose Trainer resumes after the last batch of an epoch.
+    """Instructions for a loader whose Trainer resumes from a checkpoint at the end of an epoch.
 
     Attributes:
-        state: the state to load, or None.
-        is_over: whether the requested iterator is of the completed epoch and must be empty.
+        state: the state that the loader must load itself, or None.
+        is_over: whether the Trainer requests the iterator only to finish the completed epoch, so that the
+            iterator must be empty.
     """
 
     state: dict[str, Any] | None
@@ -43,9 +46,16 @@ class EpochEnd(NamedTuple):
 
 
 def resumed_at_end(loader: Any) -> EpochEnd | None:
-    """Return the tasks if a Trainer that resumed at the end of an epoch requests its first iterator."""
+    """Return instructions for a loader from which a resumed Trainer requests its first iterator.
+
+    Args:
+        loader: the loader.
+
+    Returns:
+        The instructions, or None unless a Trainer is the caller and resumes at the end of an epoch.
+    """
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)
-    combined = getattr(loop, "_combined_loader", None)  # None during the check that the loader is iterable
+    combined = getattr(loop, "_combined_loader", None)  # None while Lightning checks the loader
     if combined is None or not getattr(loop, "is_resuming", False):
         return None
     stateful = [one for one in combined.flattened if hasattr(one, "load_state_dict")]
@@ -58,13 +68,13 @@ def resumed_at_end(loader: Any) -> EpochEnd | None:
     epochs, batches = loop.epoch_progress.total, loop.epoch_loop.batch_progress
     if not batches.is_last_batch:
         return None
-    # With a state saved before on_train_batch_end completed, this iterator begins an epoch.
+    # If the state was saved before on_train_batch_end completed, this iterator begins a new epoch.
     begun, through = epochs.started == epochs.ready, batches.total.completed == batches.total.processed
     return EpochEnd(None, is_over=begun and through)
 
 
 def _methods_that_call() -> Iterator[tuple[str, Any]]:
-    """Yield the name and object of each calling method of Lightning, the innermost first."""
+    """Yield the name and the object of each Lightning method on the call stack, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning.")):

@@ -25,104 +25,124 @@ from adaecho.echo.threads import WAITS, Shutdown, tell_long_waits
 
 
 class EchoLoader(LoaderStats):
-    """Load batches for SGD with data echoing (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3).
+    """Load batches for SGD with data echoing, as a drop-in for ``torch.utils.data.DataLoader``.
 
-    Each variant has one shuffle buffer of the same size::
+    Data echoing trains on each loaded example or batch several times, so that a slow input pipeline no longer
+    limits training (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3). The variants differ in the stage
+    after which items are repeated. Each has one shuffle buffer of the same size::
 
         none                         read > decode > shuffle > augment > batch
         example_before_augmentation  read > decode > echo > shuffle > augment > batch
         example_after_augmentation   read > decode > augment > echo > shuffle > batch
         batch                        read > decode > shuffle > augment > batch > echo [> shuffle batches]
 
-    All randomness is a function of the seed, the serial number of the fresh example, the echo index and the
-    purpose. Batches are therefore the same for any ``num_workers`` and ``prefetch``, and after any resume.
-    Iteration is endless unless ``epochs`` is given. Epochs follow one another inside the stream, so that no
-    batch between them is short. A second ``iter()`` continues the stream.
+    Each random number is a function of the seed, the serial number of the fresh example, the index of its
+    repeat and the purpose of the draw. The batches are therefore the same for any ``num_workers`` and
+    ``prefetch``, and after a resume. Without ``epochs`` iteration is endless: each epoch follows the previous
+    one inside the stream, so that no batch between two epochs is short, and a second ``iter()`` continues the
+    stream where the first one stopped.
 
-    Most loops need only the first six arguments.
+    Most training loops need only the first six arguments.
 
     Args:
-        source: arrays or CPU tensors (alone, in a dict or in a tuple), a map-style dataset, an iterable, or a
-            function that returns an iterator for each epoch.
-        batch_size: examples per batch, 1 by default as in a DataLoader. With None the source yields whole
-            batches, e.g. a DataLoader. The loader passes these on in the source's order or repeats them
-            with ``echo="batch"``. ``decode`` then receives a whole batch.
-        echo: ``none``, ``batch``, ``example_before_augmentation`` or ``example_after_augmentation``.
-        factor: echoing factor e >= 1, the number of times each item leaves the echo stage. If e is not an
-            integer, each item is repeated floor(e) or ceil(e) times, at random, e times on average. With
-            ``auto`` the factor follows R, between 1 and ``max_factor``.
-        shuffle_buffer: examples in the shuffle buffer. With 0 only ``order`` shuffles.
-        augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat. An
-            object with ``augment.block(arrays, keys)`` is vectorised. ``augment(example)`` draws from the
-            global generators, which the loader seeds for each example. An augmentation returns a new object
-            or writes into arrays and tensors; each repeat has separate copies of these. A pair
-            ``(once, each_time)`` splits the augmentation under ``example_before_augmentation``: ``once``
-            runs before the echo, ``each_time`` after it. The other variants run one after the other.
-        decode: ``decode(example)``, deterministic. If the buffer holds encoded examples and ``decode`` has
-            ``for_augment(augment)``, the loader decodes with its result. That function may decode only the
-            part that the augmentation needs.
-        collate: turns a list of examples into a batch in new memory; by default torch's ``default_collate``,
-            except that tuples stay tuples. It must not draw from the global generators:
-            ``collate(examples, rng)`` receives a generator keyed to the batch. One thread at a time calls
-            it, unless it declares ``thread_safe = True``.
-        buffer_format: the form of examples in the shuffle buffer and in an echo before augmentation.
-            Batches are the same in either form. ``decoded`` decodes each fresh example once. ``encoded``
-            decodes each repeat and needs memory for encoded examples only; with ``max_bad_examples`` it
-            also decodes each fresh example once on entry, to skip a bad one. ``auto`` chooses ``encoded``
-            if that decodes no more often (no echo before augmentation, ``max_bad_examples=0``), or if
-            decoded examples as large as the first would take more than half of the free memory.
-        max_bad_examples: number of undecodable examples to skip and list in ``bad_examples``. Errors of the
-            machine or the network are always raised.
-        batch_length: function that returns the number of examples in a whole batch. Needed only if the form
-            of the batch does not show it.
-        order: order of a source with a length: ``permutation`` (a new one for each epoch), ``shards``
-            (shards shuffled for each epoch, each read in order) or ``sequential``. An iterable has its own
-            order.
-        sampler: yields the rows of each epoch, as in a DataLoader. It replaces ``order``.
-        epochs: number of epochs of each ``iter()``. The last one drains the buffer and may end with a short
-            batch. None is endless. All ranks make the same number of batches: if an epoch does not divide
-            evenly, up to ``world_size - 1`` of its first examples are repeated at the end, as with
-            DistributedSampler. With ``batch_shuffle_buffer`` the short batch falls on different steps of
-            different ranks.
-        drop_last: drop a short last batch, and the examples that do not divide evenly among ranks.
-        seed: any integer, used modulo 2**64.
-        num_workers: number of worker processes, as in a DataLoader. They read a map-style dataset, cache,
-            decode and augment its examples. 0 works inline. Workers are threads if the source consists of
-            arrays, is an iterable (read by one thread), or declares ``thread_safe = True``, and ``decode``
-            and ``augment`` are vectorised or declare it too. Processes are forked at the first batch of an
-            iteration. Without fork (macOS, Windows) code that needs processes works inline. R around a source
-            with its own read-ahead, e.g. a DataLoader with workers, is correct only with at least 1 worker.
-        processes: use worker processes even for thread-safe code, e.g. if that code holds the GIL.
-        prefetch: batches to read ahead of the echo stage. None: two for each worker, as in a DataLoader.
-        device: device to which the loader's threads copy batches during the step. None leaves batches on
-            the CPU.
-        batch_shuffle_buffer: batches in a shuffle buffer after batch echoing (paper, Fig. 7a). With 0 the
-            repeats of a batch follow one another.
-        max_factor: upper bound for ``factor="auto"``.
-        rank, world_size: this process's share of the examples; by default those of torch.distributed, else
-            0 and 1. Not used with whole batches, which their source has already sharded.
-        state_of_all_ranks: ``state_dict()`` returns the cursors of all ranks of torch.distributed, for
-            checkpoints that one rank writes (Lightning, Fabric, Accelerate). All ranks call it together.
-        arguments_of_data_loader: other arguments of a DataLoader. ``dataset``, ``shuffle``, ``collate_fn``
-            and ``prefetch_factor`` stand for ``source``, ``order``, ``collate`` and ``prefetch``. The loader
-            refuses the rest and names the replacement (docs/around-your-loader.md).
+        source: the training data. It can be arrays or CPU tensors (alone, in a dict or in a tuple), a
+            map-style dataset, an iterable, or a function that returns an iterator for each epoch.
+        batch_size: number of examples per batch, 1 by default as in a DataLoader. Pass None if the source
+            yields whole batches, as a DataLoader does. The loader then keeps the source's order, repeats the
+            batches if ``echo="batch"``, and calls ``decode`` with a whole batch.
+        echo: the variant: ``none``, ``batch``, ``example_before_augmentation`` or
+            ``example_after_augmentation``.
+        factor: echoing factor e >= 1, the number of times that each fresh example or batch is used. If e is
+            not an integer, each item is used floor(e) or ceil(e) times, drawn at random with mean e. With
+            ``auto`` the loader sets e to R, the measured ratio of the loading time of a batch to the time of
+            a training step, limited to the range from 1 to ``max_factor``.
+        shuffle_buffer: number of examples in the shuffle buffer. With 0 there is no buffer, and only
+            ``order`` shuffles.
+        augment: a random augmentation in one of three forms. ``augment(example, rng)`` receives a NumPy
+            generator that depends only on the example and its repeat. An object with
+            ``augment.block(arrays, keys)`` augments many examples in one vectorised call.
+            ``augment(example)`` draws from the global generators, which the loader seeds before each call.
+            The function may write into the arrays and tensors that it receives, because each repeat has its
+            own copies. A pair ``(once, each_time)`` splits the augmentation: under
+            ``example_before_augmentation``, ``once`` runs before the echo and ``each_time`` runs on each
+            repeat. In the other variants the two run one after the other.
+        decode: ``decode(example)`` turns a stored example into the form that is trained on. It must be
+            deterministic. If the buffer holds encoded examples and ``decode`` has a method
+            ``for_augment(augment)``, the loader decodes with the function that this method returns. This
+            function may decode only the part that the augmentation needs, for example a crop.
+        collate: function that turns a list of examples into a batch in new memory. The default is torch's
+            ``default_collate``, except that tuples stay tuples. The function must not draw from the global
+            generators. If it needs random numbers, it can be ``collate(examples, rng)`` and receives a
+            generator that depends only on the batch. Only one thread at a time calls it, unless it declares
+            ``thread_safe = True``.
+        buffer_format: whether the shuffle buffer, and an echo before augmentation, hold examples before or
+            after ``decode``. The batches are the same, but time and memory differ. ``decoded`` decodes each
+            fresh example once. ``encoded`` saves memory but decodes each repeat again. With
+            ``max_bad_examples`` it also decodes each fresh example on entry, so that a bad example can be
+            skipped. ``auto`` chooses ``encoded`` if that causes no additional decoding (no echo before
+            augmentation and ``max_bad_examples=0``). It also does so if decoded examples like the first would
+            fill more than half of the free memory.
+        max_bad_examples: largest number of examples that may fail to decode. The loader skips these examples
+            and lists them in ``bad_examples``; one more raises its error. Errors of the machine or the
+            network, such as a full disk or a lost connection, are always raised.
+        batch_length: function that returns the number of examples in a whole batch. It is needed only with
+            ``batch_size=None`` and batches whose length the loader cannot see from their structure.
+        order: order in which a source with a length is read in each epoch. ``permutation`` shuffles the
+            examples, ``shards`` shuffles the shards and reads each one in order, and ``sequential`` keeps the
+            stored order. An iterable always keeps its own order.
+        sampler: sampler that yields the rows of each epoch, as in a DataLoader. It replaces ``order``.
+        epochs: number of epochs in each ``iter()``; None iterates endlessly. At the end of the last epoch
+            the buffer is emptied, and the last batch may be short. All ranks make the same number of
+            batches: if the examples of one ``iter()`` do not divide evenly among the ranks, up to
+            ``world_size - 1`` of the first ones are repeated at the end, as with DistributedSampler. With
+            ``batch_shuffle_buffer`` the short batch can come at different steps on different ranks.
+        drop_last: drop a short last batch. Examples that do not divide evenly among the ranks are then
+            dropped instead of repeating others.
+        seed: seed of all random numbers; any integer, used modulo 2**64.
+        num_workers: number of workers that read, decode and augment examples. With 0 the calling thread does
+            this work. Workers are processes, as in a DataLoader, unless the code can run in threads: the
+            source must consist of arrays, be an iterable (which one thread reads) or declare
+            ``thread_safe = True``, and ``decode`` and ``augment`` must be vectorised or declare the same.
+            Processes are forked at the first batch of an iteration. Where fork is not available (macOS,
+            Windows), code that needs processes runs in the calling thread. If the source reads ahead itself,
+            for example a DataLoader with workers, R is correct only with at least 1 worker here.
+        processes: use worker processes even for thread-safe code. This helps if the code holds the GIL, so
+            that threads would run one after the other.
+        prefetch: number of batches to read ahead of the echo stage. None means two for each worker, as in a
+            DataLoader.
+        device: device to which the loader's threads copy each batch while the previous training step runs.
+            None leaves batches on the CPU.
+        batch_shuffle_buffer: number of batches in a shuffle buffer after batch echoing (paper, Fig. 7a). With
+            0 the repeats of a batch directly follow one another.
+        max_factor: upper bound of the echoing factor under ``factor="auto"``.
+        rank, world_size: number of this process and number of all processes; each reads its share of the
+            examples. The defaults are those of torch.distributed, or 0 and 1 if it is not initialised. Whole
+            batches are not split; each rank must read its own.
+        state_of_all_ranks: let ``state_dict()`` return the states of all ranks of torch.distributed. This is
+            for frameworks in which one rank writes the checkpoint (Lightning, Fabric, Accelerate). All ranks
+            must call ``state_dict()`` together.
+        arguments_of_data_loader: further arguments of a DataLoader. ``dataset``, ``shuffle``, ``collate_fn``
+            and ``prefetch_factor`` are accepted in place of ``source``, ``order``, ``collate`` and
+            ``prefetch``. For each of the others the error message names the replacement
+            (docs/around-your-loader.md).
 
     Attributes:
-        sync_R: function of this rank's R (None until known) that returns the R that ``factor="auto"``
-            follows. Assign one to agree across ranks: all ranks call it after the same number of batches.
+        sync_R: function that maps this rank's R (None until it is known) to the R that ``factor="auto"``
+            uses. Assign a function that averages over ranks if all ranks should use the same factor. All
+            ranks call it after the same number of batches, so that it may communicate.
 
     Raises:
         ValueError: an argument is invalid; the message names it, its value and the remedy.
-        TypeError: neither EchoLoader nor DataLoader has this argument.
+        TypeError: neither EchoLoader nor DataLoader has an argument of this name.
     """
 
     _position = LoaderCursor()
-    _ahead: Batch | None = None  # the next batch, if it has been made
-    _before: tuple[LoaderCursor, int] | None = None  # cursor before the last batch, and its id
-    _resumed = False  # a state was loaded: the next iter() continues its iteration
+    _ahead: Batch | None = None  # the next batch, if it has been made already
+    _before: tuple[LoaderCursor, int] | None = None  # the cursor before the last batch, and that batch's id
+    _resumed = False  # whether a state was loaded, so that the next iter() continues its iteration
     _failed: Exception | None = None
     _closed = False
-    _next_iteration: int | None = None  # requested by set_epoch
+    _next_iteration: int | None = None  # the number that set_epoch requested
 
     def __init__(
         self,
@@ -163,7 +183,7 @@ class EchoLoader(LoaderStats):
             prefetch = others["prefetch_factor"] * num_workers
         prefetch = None if prefetch is None else given.whole("prefetch", prefetch, 0)
         collate = collate or others.get("collate_fn")
-        # Neither the caller nor torch.distributed gave a rank.
+        # If neither the caller nor torch.distributed gave a rank, a later init_process_group is an error.
         self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
         self.settings = settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed,
@@ -188,8 +208,9 @@ class EchoLoader(LoaderStats):
             self._position, self._pipeline.run = self._pipeline.begin(self._position, 1)
             self._pipeline.left = None
 
-    # Iteration. One rule for interruptions: the loader detaches its run while that makes a batch. After an
-    # error or Ctrl-C the run is discarded with its threads and caches, and a new run begins at the cursor.
+    # Iteration. An error or Ctrl-C can leave a run (its threads and caches) in an unknown condition. The
+    # loader therefore detaches its run while the run makes a batch. If that fails, the loader discards the
+    # run and starts a new one at the cursor.
 
     def __iter__(self) -> Iterator[Any]:
         self._check_process()
@@ -197,18 +218,18 @@ class EchoLoader(LoaderStats):
         if end is not None:
             if end.state is not None:
                 self.load_state_dict(end.state)
-            self._resumed = False  # skip the rest of that epoch, as without the resume
+            self._resumed = False  # Lightning has completed that epoch, so the next iteration begins
             if end.is_over:
                 return iter(())
         pipeline, iterator = self._pipeline, EchoIterator(self)
         if self._resumed and self._position.in_pass and not pipeline.source.thread_safe:
-            self._resume()  # a later set_epoch of the dataset counts
+            self._resume()  # read again, because the dataset's set_epoch may have been called since
         position, run, left = self._position, pipeline.run, pipeline.left
         if self.settings.epochs is not None and not (self._resumed and position.in_pass):
             self._ahead = None
             self._clocks.pause()
             (position, run), left = pipeline.begin(position, self._upcoming), None
-        # One statement, so that an interrupt leaves either the old iteration or the new one.
+        # This is one statement, so that an interrupt leaves either the old iteration or the new one.
         (
             self._position, pipeline.run, pipeline.left, self._before, self._failed, self._taking,
             self._resumed, self._next_iteration, self._newest,
@@ -216,7 +237,7 @@ class EchoLoader(LoaderStats):
         return iterator
 
     def _next(self) -> Batch:
-        """Return the next batch; the caller then moves the cursor."""
+        """Return the next batch. The caller must then move the cursor to the position after it."""
         batch = self._look_ahead()
         if batch is None:
             raise StopIteration
@@ -227,7 +248,7 @@ class EchoLoader(LoaderStats):
         return batch
 
     def _look_ahead(self) -> Batch | None:
-        """Make the next batch unless it has been made; None at the end of the iteration."""
+        """Return the next batch without moving the cursor, or None at the end of the iteration."""
         if self._ahead is not None:
             return self._ahead
         here = threading.get_ident()
@@ -273,7 +294,7 @@ class EchoLoader(LoaderStats):
         return batch
 
     def _resume(self) -> None:
-        """Replace the run by a new one at the cursor."""
+        """Replace the current run by a new one that starts at the cursor."""
         self._ahead = None
         self._clocks.pause()
         pipeline = self._pipeline
@@ -296,10 +317,10 @@ class EchoLoader(LoaderStats):
             pool.resume_for_caller()
 
     def __len__(self) -> int:
-        """Return the number of batches of the current iteration, or of the next if none is active.
+        """Return the number of batches in the current iteration, or in the next one if none is active.
 
         Raises:
-            TypeError: iteration is endless, or the number is unknown.
+            TypeError: iteration is endless, or the number cannot be known in advance.
         """
         self._check_alone()
         position = self._position
@@ -311,24 +332,28 @@ class EchoLoader(LoaderStats):
 
     @property
     def _upcoming(self) -> int:
-        """Number of the next iteration."""
+        """Number of the next iteration, counted from 1."""
         return self._position.iteration + 1 if self._next_iteration is None else self._next_iteration
 
     def next_fresh_examples(self) -> int:
-        """Return the value that ``fresh_examples`` will have after the next batch; waits for that batch."""
+        """Wait for the next batch and return the value that ``fresh_examples`` will have after it.
+
+        With this a training loop can stop before a batch that would exceed its budget of fresh examples.
+        """
         batch = self._look_ahead()
         return self.fresh_examples if batch is None else batch.position.fresh_examples
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor after the last batch that ``next()`` returned; read-ahead does not count.
+        """Return the state from which another loader can continue after the last batch of ``next()``.
 
-        Any thread may call this at any time.
+        Batches that were read ahead are not part of the state. Any thread may call this at any time.
 
         Returns:
-            A flat dict from names to numbers, strings and lists of numbers, a few kilobytes for any buffer.
-            ``torch.load(weights_only=True)``, JSON and ``torch.distributed.checkpoint`` can store it.
+            A flat dict from names to numbers, strings and lists of numbers. It does not contain the examples
+            in the buffers, so that it takes only a few kilobytes. It can be stored as JSON, with
+            ``torch.distributed.checkpoint``, or with ``torch.save`` and ``torch.load(weights_only=True)``.
         """
         self._check_process()
         last = self._before
@@ -340,7 +365,7 @@ class EchoLoader(LoaderStats):
         if self._made_alone and self.batch_size is not None:
             given.check_still_alone()
         elif self._made_alone and given.is_distributed():
-            self._made_alone = False  # the source shards whole batches
+            self._made_alone = False  # no error here, because the source may shard whole batches itself
             warn_if_unshared(self._dataset, given.share(None, None)[1])
 
     def _check_process(self) -> None:
@@ -349,15 +374,15 @@ class EchoLoader(LoaderStats):
             self._pipeline.pool.check_process()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a cursor. The next batch is the one that followed the state.
+        """Restore a state, so that the next batch is the one that followed it in the saved run.
 
-        Before that batch the loader reads the examples of its buffers again and counts them in
-        ``reread_examples``. The factor may differ from the saved one. Between two iterations the ranks,
-        batch size, echo and buffers may differ too.
+        A state does not contain the examples in the buffers, so the loader first reads these examples again
+        and counts them in ``reread_examples``. The echoing factor may differ from the saved one. If the state
+        was saved between two iterations, the ranks, batch size, echo and buffer sizes may differ too.
 
         Raises:
-            ValueError: the state is of a loader with other settings or another source; the message names the
-                argument that differs.
+            ValueError: the state belongs to a loader with other settings or another source; the message names
+                the argument that differs.
         """
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
@@ -367,18 +392,19 @@ class EchoLoader(LoaderStats):
         self._clocks.load_state(state["timers"])
         self._resumed, self._next_iteration = True, None
         if self.settings.epochs is not None and self._position.in_pass:
-            # After the last batch of an iteration the next iter() begins a new one. Bad examples behind that
-            # batch must not count yet.
+            # If the state was saved after the last batch of an iteration, the next iter() must begin a new
+            # one. Looking ahead shows this, but bad examples behind the last batch must not count yet.
             fresh_examples = self._position.fresh_examples
             if self._look_ahead() is None:
                 self._position = self._position._replace(fresh_examples=fresh_examples)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin iteration number ``epoch``, counted from 0, at the next ``iter()``.
+        """Let the next ``iter()`` begin iteration number ``epoch``, counted from 0.
 
-        Calling this is optional, unlike with DistributedSampler: each ``iter()`` begins the next iteration.
-        It has no effect without ``epochs=``, or in the iteration that a state restored. A new loader around
-        an iterable warns and draws as in iteration 0; pass another ``seed`` instead.
+        Unlike with DistributedSampler, calling this is optional, because each ``iter()`` begins the next
+        iteration anyway. The call has no effect without ``epochs=``, or for the iteration that a loaded state
+        continues. In a new loader around an iterable, the number of earlier examples is unknown. The loader
+        then warns and draws the random numbers of iteration 0; pass another ``seed`` instead.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
@@ -386,7 +412,10 @@ class EchoLoader(LoaderStats):
 
     @property
     def sampler(self) -> Any:
-        """The given sampler. Without a sampler the attribute does not exist, which trainers check."""
+        """The sampler passed to the loader.
+
+        Without a sampler the attribute does not exist, because trainers test for it with ``hasattr``.
+        """
         if self._sampler is None:
             raise AttributeError("'EchoLoader' object has no attribute 'sampler'")
         return self._sampler
@@ -395,9 +424,11 @@ class EchoLoader(LoaderStats):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause all work of the loader, e.g. during an evaluation; waits for work in progress.
+        """Pause the loader's threads within a ``with`` block, for example to leave the CPUs to an evaluation.
 
-        The current step is not timed. If the pausing thread requests a batch, the pause ends.
+        Entering the block waits for work in progress. The current step is left out of the timing, since it
+        includes the pause. If the pausing thread requests a batch, the pause ends, because the thread would
+        otherwise wait forever.
         """
         pool = self._pipeline.pool
         already = pool is None or pool.paused_by is not None
@@ -414,8 +445,9 @@ class EchoLoader(LoaderStats):
         """Stop all threads and processes and close the source. The loader cannot be iterated afterwards.
 
         Args:
-            wait_s: longest wait for threads inside a call of the source, in seconds; 10 by default. A thread
-                that has not returned by then continues in the background, with a RuntimeWarning.
+            wait_s: longest time in seconds to wait for threads that are inside a call of the source, 10 by
+                default. Nothing can stop this thread. If it has not returned by then, it continues in the
+                background, and a RuntimeWarning is issued.
         """
         self._closed, self._ahead = True, None
         if self._finalizer.detach() is not None:
@@ -441,6 +473,6 @@ class EchoIterator:
         loader = self._loader
         batch = loader._next()
         before = loader._position, id(batch.content)
-        # No call may follow this statement: an interrupt in it would lose the batch.
+        # No call may follow this statement, because an interrupt inside that call would lose the batch.
         loader._before, loader._position, loader._ahead, loader._resumed = before, batch.position, None, False
         return batch.content

@@ -1,7 +1,9 @@
-"""The permanent parts of a loader (Pipeline) and its caches and threads from a cursor on (Run).
+"""The permanent parts of a loader (``Pipeline``), and the caches and threads that make its batches (``Run``).
 
-A run connects the stages of a variant in the paper's order, in one or more threads. With workers the prefetch
-queue lies before the echo, so that a bottleneck upstream never waits for a burst of repeats downstream.
+A run starts at a cursor and connects the stages of a variant in the paper's order, in one or more threads. It
+can be discarded and replaced at any time. With workers, the prefetch queue lies before the echo stage. The
+stages before the echo, which data echoing assumes to be the bottleneck, then never have to wait while the
+training loop works through the repeats.
 """
 
 import _thread
@@ -36,11 +38,12 @@ from adaecho.echo.settings import Settings, order_of, refuse, whole
 from adaecho.echo.state import VERSION, Held, LoaderCursor, Streams
 from adaecho.echo.threads import InlineMap, OrderedMap, ThreadPool
 
-DOWNSTREAM_QUEUE = 2  # more would only take memory, and the GIL from the training step
-_LEAST_BLOCK = 1024  # items that enter the buffer at once while it fills
-_FREE_LOOKAHEAD = 2048  # rows planned at once for arrays in memory
-CLOSE_WAIT_S = 10.0  # longest wait for a call of the source
-_OPEN: dict["Pipeline", int] = {}  # pipelines to close at exit, and their processes, in order of creation
+DOWNSTREAM_QUEUE = 2  # batches made ahead; more would take memory, and compete for the GIL with the step
+_LEAST_BLOCK = 1024  # smallest number of items that enter the buffer at once while it fills
+_FREE_LOOKAHEAD = 2048  # rows planned at once for arrays in memory, for which reading ahead costs nothing
+CLOSE_WAIT_S = 10.0  # longest time to wait for a call of the source
+# The pipelines to close at exit, in order of creation, each with the id of the process that created it.
+_OPEN: dict["Pipeline", int] = {}
 _TOLD_NO_FORK = (
     "num_workers: the dataset, decode or augment does not declare thread_safe = True, and this platform "
     "cannot fork worker processes, so all work is inline, as with num_workers=0; declare thread_safe = True "
@@ -49,13 +52,13 @@ _TOLD_NO_FORK = (
 
 
 class Counters(NamedTuple):
-    """Work of the loader so far.
+    """The time that the loader has spent in its stages so far, from which R is computed.
 
     Attributes:
-        upstream_s: seconds of each upstream stage and of each bound on it. Stages overlap, so the largest
-            is the time of upstream.
-        own_s: likewise for the loader's work after the echo.
-        fresh_batches: number of fresh batches.
+        upstream_s: seconds spent in the stages before the echo, with two lower bounds for each stage
+            (``_bounds``). The stages work at the same time, so the largest entry is the loading time.
+        own_s: the same for the loader's own work after the echo.
+        fresh_batches: number of fresh batches that have been read.
     """
 
     upstream_s: tuple[float, ...]
@@ -64,25 +67,26 @@ class Counters(NamedTuple):
 
 
 class Pipeline:
-    """The parts of one loader, and its current run.
+    """The parts of one loader that last as long as the loader, and its current run.
 
     Args:
-        source: the source.
-        settings, functions: those of the loader.
-        sampler: an order of rows, or None.
-        device: copies batches to a device.
+        source: the source of the training data.
+        settings: settings of the loader.
+        functions: the user's functions.
+        sampler: sampler that determines the order of rows, or None.
+        device: copies batches to the device.
         num_workers: number of workers.
-        prefetch: batches to read ahead of the echo; None for two per worker.
-        processes: use processes even for thread-safe code.
+        prefetch: number of batches to read ahead of the echo; None for two per worker.
+        processes: whether to use processes even for thread-safe code.
 
     Attributes:
-        streams: streams of the loader.
-        processes: whether workers are processes. As in a DataLoader, the user's code runs in processes unless
-            it declares ``thread_safe``.
-        source_length: length of the source; None for an iterable.
-        run: the run at the cursor; None after it was discarded.
-        left: the cursor and the reader's state there while the reader moves to a new run. A state requested
-            in between, e.g. after an interrupt, uses these.
+        streams: computes the loader's streams of examples and batches.
+        processes: whether the workers are processes. As in a DataLoader, the user's code runs in processes
+            unless it declares ``thread_safe``.
+        source_length: number of examples in the source; None for an iterable.
+        run: the run that starts or continues at the cursor; None after it was discarded.
+        left: the last cursor with the reader's state there, kept while the reader moves to a new run. If an
+            interrupt stops that move, ``state`` uses this pair, because the reader has left the cursor.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class Pipeline:
     ) -> None:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
         self.num_workers, self.prefetch = max(whole("num_workers", num_workers, 0), int(processes)), prefetch
-        # One thread decodes whole batches.
+        # Only one thread decodes whole batches, so ``decode`` need not be thread-safe for them.
         thread_safe = source.thread_safe and (self.streams.whole or functions.thread_safe)
         self.processes = self.num_workers > 0 and (processes or not thread_safe) and can_fork()
         if self.num_workers and not (thread_safe or self.processes):
@@ -109,7 +113,8 @@ class Pipeline:
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; set num_workers= there",
         )
-        example_bytes = 0  # rows in memory are not copied; the size of other examples is unknown
+        # Rows in memory are not copied, and the size of other examples is not known yet.
+        example_bytes = 0
         if isinstance(source, ArraySource) and functions.decode is None and not source.resident:
             example_bytes = source.arrays.example_bytes
         check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
@@ -117,7 +122,8 @@ class Pipeline:
         order = None if isinstance(source, IterableSource) else order_of(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         origin = _origin_of(source, order)
-        # Not before a fork: workers would share a file that the dataset opens.
+        # With processes the dataset must not be read before the fork. It might open a file, which all workers
+        # would then share.
         peek = partial(source.peek, 0) if isinstance(source, MapSource) and not self.processes else None
         buffer_format = functions.choose_buffer_format(peek)
         before, after = functions.around_the_buffer(buffer_format, origin)
@@ -126,7 +132,8 @@ class Pipeline:
         self.making = BatchBuilder(
             self.streams.batch_size, after, collating, device.move, length, kept=isinstance(source, MapSource)
         )
-        self.resident, self.group = None, 1  # the source's rows, if no pool needs copies
+        # If the source's rows can serve as the pool, no examples are copied.
+        self.resident, self.group = None, 1
         if isinstance(source, ArraySource):
             self.resident = source.arrays if source.resident and before == Preparation() else None
             if before.decode is None and buffer_format == "decoded":
@@ -137,14 +144,15 @@ class Pipeline:
         self.run: Run | None = None
         self.left: tuple[LoaderCursor, ReaderState] | None = None
         self._newest: Run | None = None
-        self._read_before = 0  # examples read by earlier runs
+        self._read_before = 0  # number of examples that earlier runs have read
         self._closing = threading.Lock()
-        # The other variants repeat the same random numbers by definition, or repeat nothing.
+        # Only this variant promises new random numbers for each repeat. The others repeat the augmented
+        # example or the batch, or repeat nothing.
         self._draw_once = settings.echo == "example_before_augmentation" and settings.factor != 1
         _OPEN[self] = os.getpid()
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
-        """The first stage: read > decode [> augment]."""
+        """Return the reader, which is the first stage: read > decode [> augment]."""
         settings, rank, world = self.settings, self.streams.rank, self.streams.world
         if isinstance(self.source, IterableSource):
             return SequentialReader(self.source, preparation, rank=rank, world=world)
@@ -155,11 +163,11 @@ class Pipeline:
         )  # fmt: skip
 
     def reason_to_wait(self) -> str:
-        """Name the work that the next batch waits for, with its progress."""
+        """Describe the work that the next batch waits for, with its progress, for a log line."""
         return f"{self.source.name}: {'reading again' if self._newest is None else self._newest.progress()}"
 
     def warn_of_draws(self) -> None:
-        """Warn once that the dataset draws random numbers before the echo."""
+        """Warn once that the dataset draws random numbers before the echo, so that all repeats share them."""
         if self._draw_once:
             self._draw_once = False
             warn_caller(
@@ -168,7 +176,15 @@ class Pipeline:
             )
 
     def begin(self, position: LoaderCursor, iteration: int) -> tuple[LoaderCursor, "Run"]:
-        """Begin an iteration and abandon the current one; return the cursor and the run."""
+        """Abandon the current iteration and begin another one.
+
+        Args:
+            position: the current cursor.
+            iteration: number of the iteration to begin, counted from 1.
+
+        Returns:
+            The cursor at the start of the iteration, and a run from there.
+        """
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
         index = self.reader.begin(iteration, self.settings.epochs, abandoned_at)
@@ -183,7 +199,11 @@ class Pipeline:
         return position, self._newest
 
     def resume(self, position: LoaderCursor) -> tuple[LoaderCursor, "Run"]:
-        """Restore a cursor; return it with the updated ``reread_examples``, and a run from there."""
+        """Move the reader to a cursor, which may mean reading some examples again.
+
+        Returns:
+            The cursor with the updated ``reread_examples``, and a run from there.
+        """
         state, held = self._leave(position), self.streams.held(position)
         reread = self.reader.resume(
             position.next_index, position.iteration, self.settings.epochs, held.serials, state
@@ -193,8 +213,8 @@ class Pipeline:
         return position, self._newest
 
     def _leave(self, position: LoaderCursor) -> ReaderState:
-        """Discard the run and the log ahead of a cursor; return the reader's state there."""
-        if self.left is None:  # before the reader moves
+        """Discard the run and all log entries after a cursor; return the reader's state at the cursor."""
+        if self.left is None:  # the reader has not moved yet, so its state is known
             self.left = position, self._reader_state(position)
         self._drop()
         self.streams.log.go_back(position)
@@ -202,14 +222,14 @@ class Pipeline:
 
     def _reader_state(self, position: LoaderCursor) -> ReaderState:
         """Return the reader's state at a cursor."""
-        # Only an iterable needs the oldest example, whose search takes a while. Between two iterations the
-        # ranks and the order of rows may change.
+        # Only an iterable needs the oldest example, and finding it takes a while. Between two iterations of
+        # other sources the state is empty, because the ranks and the order of rows may change then.
         iterated = isinstance(self.source, IterableSource)
         oldest = self.streams.oldest_serial(position) if iterated else 0
         return self.reader.state(oldest, position.next_index) if iterated or position.in_pass else ([], [])
 
     def state(self, position: LoaderCursor) -> dict[str, Any]:
-        """Return the state at a cursor, flat."""
+        """Return the loader's state at a cursor as a flat dict."""
         if self.left is None:
             return self._state(position, self._reader_state(position))
         return self._state(*self.left)
@@ -226,28 +246,28 @@ class Pipeline:
         }
 
     def restore(self, state: dict[str, Any]) -> LoaderCursor:
-        """Restore the log of a checked state, discard the run, and return the cursor."""
+        """Restore the log of a checked state, discard the run, and return the cursor of the state."""
         position, self.streams.log = self.streams.restored(state)
         self.run, self.left = None, (position, (json.loads(state["progress"]), state["fingerprints"]))
         return position
 
     @property
     def examples_read(self) -> int:
-        """Number of examples read."""
+        """Number of examples that all runs have read, including read-ahead."""
         return self._read_before + (0 if self._newest is None else self._newest.queue.examples)
 
     @property
     def pool(self) -> ThreadPool | None:
-        """The thread pool, or None."""
+        """The thread pool of the newest run; None without workers."""
         return None if self._newest is None else self._newest.pool
 
     @property
     def owners(self) -> WorkerProcesses | None:
-        """The worker processes, or None."""
+        """The worker processes of the newest run; None if it has none."""
         return None if self._newest is None else self._newest.owners
 
     def counters(self) -> Counters:
-        """Return the work so far."""
+        """Return the times of the newest run so far."""
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
 
     def stop(self) -> None:
@@ -256,20 +276,21 @@ class Pipeline:
             self.pool.stop()
 
     def _drop(self) -> None:
-        """Stop all threads and processes and discard their read-ahead."""
+        """Stop all threads and processes of the run and discard the examples that they have read ahead."""
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
         if self.pool is not None and self.owners is not None and self.pool.started_here:
-            # An interrupt between waitpid() and its note would leave a process that looks alive for ever.
+            # Processes are closed in a thread that no interrupt reaches. An interrupt after waitpid() but
+            # before Python records its result would leave a process that seems to live forever.
             self.pool.run_in_thread(self.owners.close, after_stop=True)
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Stop all threads and processes and close the source.
 
-        A thread that is still in a call of the source after ``wait_s`` continues until the process ends, with
-        a warning, because nothing can stop it.
+        Nothing can stop a thread that is inside a call of the source. If that call has not returned after
+        ``wait_s`` seconds, a warning is issued and the thread continues until the process ends.
         """
         pool, owners = self.pool, self.owners
         if pool is not None and pool.started_here:
@@ -286,15 +307,16 @@ class Pipeline:
                     stacklevel=3,
                 )
                 return
-        with self._closing:  # the thread of ``forgotten`` may be closing at exit
+        with self._closing:  # at exit, the thread that ``forgotten`` started may be closing this pipeline too
             if _OPEN.pop(self, None) is not None:
                 self._drop()
                 self.reader.close()
 
     def forgotten(self) -> None:
-        """Close in another thread, after the garbage collector has found the loader.
+        """Close the pipeline after the garbage collector has found its loader.
 
-        The collector may run in one of the loader's threads, or in a thread with a lock that they need.
+        The collector may run in one of the loader's own threads, or in a thread that holds a lock which they
+        need. To wait there for the threads would be a deadlock, so another thread closes the pipeline.
         """
         if self.pool is None:
             self.close()
@@ -306,22 +328,23 @@ class Pipeline:
 def _close_all() -> None:
     """Close every pipeline of this process before the interpreter kills daemon threads."""
     for pipeline, process in reversed(list(_OPEN.items())):
-        pool = pipeline.pool  # a forked child may have started threads of an inherited loader
+        # A forked child inherits this list, but must close only loaders whose threads it has started.
+        pool = pipeline.pool
         if process == os.getpid() or (pool is not None and pool.started_here):
             pipeline.close()
 
 
 class Run:
-    """Batches from a cursor on.
+    """The threads, processes and buffers that make the batches from a cursor on.
 
     Args:
-        parts: the pipeline.
-        position: the cursor, where the reader is too.
-        held: contents of the buffers there.
+        parts: the pipeline to which the run belongs.
+        position: the cursor. The reader must be there too.
+        held: contents of the buffers at the cursor.
 
     Attributes:
-        pool: the threads; None inline.
-        owners: the worker processes, or None.
+        pool: the threads; None if the calling thread does all work.
+        owners: the worker processes, which own the examples that they have read; None without processes.
         queue: queue of fresh examples.
     """
 
@@ -340,19 +363,19 @@ class Run:
             begins=position.next_index == position.first_index,
         )  # fmt: skip
         self.pool = ThreadPool() if parts.num_workers else None
-        # The examples of the buffers are read again first, once for all their uses.
+        # First the examples of the buffers are read again, each only once, however often it is used.
         self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
-        self._num_claimed = self._num_restored = 0  # examples of the buffers
+        self._num_claimed = self._num_restored = 0  # counts of the buffers' examples
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
         self._batches = self._made(position)
         self._map = self._connected()
-        self._following: deque[Batch] = deque()  # made together with the previous batch
+        self._following: deque[Batch] = deque()  # batches that were made together with the previous one
         self._begun = False
         self._position = position
         self._echo: EchoedBatches | None = None
 
     def progress(self) -> str:
-        """Name the current work and its progress."""
+        """Describe the current work and its progress for a log line."""
         again, read = len(self._again), self.queue.examples
         if self._num_restored < again:
             return f"reading the buffer again, {self._num_restored:,} of {again:,} examples"
@@ -362,7 +385,7 @@ class Run:
         return f"reading the source, {read:,} examples so far"
 
     def _claim(self, count: int) -> Any | None:
-        """Claim the next examples: first those of the buffers, then fresh ones."""
+        """Claim the next examples for reading: first the examples of the buffers, then fresh ones."""
         reader, start = self._parts.reader, self._num_claimed
         if start == len(self._again):
             return reader.claim(count)
@@ -370,17 +393,21 @@ class Run:
         return reader.again(self._again[start : self._num_claimed])
 
     def _started(self) -> EchoedBatches | None:
-        """Start processes and reading threads, and restore the buffers."""
+        """Start processes and reading threads, and restore the buffers; return as ``_restored`` does."""
         if self.owners is not None:
-            self.owners.begin()  # forks before other threads start
+            self.owners.begin()  # this must fork before other threads start
         if self.pool is not None and isinstance(self.queue.map, OrderedMap):
             self.pool.start(self.queue.map)
         return self._restored()
 
     def _restored(self) -> EchoedBatches | None:
-        """Restore the buffers; return the stage that echoes batches, or None."""
+        """Fill the buffers with the examples that are read again.
+
+        Returns:
+            The stage that echoes batches; None in other variants.
+        """
         parts, position, serials = self._parts, self._position, self._again
-        rows = np.empty(len(serials), dtype=np.int64)  # the row of each in the pool
+        rows = np.empty(len(serials), dtype=np.int64)  # [serials], the row of each example in the pool
         start = 0
         while start < len(serials):
             fresh = self.queue.take_again(_LEAST_BLOCK)
@@ -405,7 +432,7 @@ class Run:
         return EchoedBatches(self._next_made, parts.streams.batches(position), position, batches)
 
     def _made(self, position: LoaderCursor) -> Batches:
-        """Build the middle stages: [echo >] shuffle > [augment >] batch."""
+        """Build the stages in the middle: [echo >] shuffle > [augment >] batch."""
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
@@ -422,16 +449,21 @@ class Run:
         return Batches(self._stage, pool, making, position, group=at_once, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:
-        """Build the maps of threads that read and that make batches; return the latter."""
+        """Connect the stages that read examples and that make batches, each with its own threads.
+
+        Returns:
+            The map that makes batches. Its ``upstream`` is the map that reads.
+        """
         parts, batches = self._parts, self._batches
         batch_map: InlineMap[Any, Any]
         if self.pool is None:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
             workers, size, whole = parts.num_workers, parts.making.batch_size, parts.streams.whole
-            # A thread reads half its share of a batch at a time. A process reads four times as much, because
-            # each transfer costs, and gets a second claim while it works on the first. Most batches wait for
-            # the slowest process, so that twice as many are in progress.
+            # Each of n threads reads half of its n-th part of a batch at a time. A process reads four times
+            # as many examples at a time, because each transfer has a fixed cost, and it receives a second
+            # claim while it works on the first. Most batches have to wait for the slowest process, so twice
+            # as many batches are in progress as with threads.
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
                 readers, makers, share = 2 * workers, 2 * workers, 2.0
@@ -454,19 +486,19 @@ class Run:
         return batch_map
 
     def _next_made(self) -> Batch | None:
-        """Return the next batch before batch echo; None after the last."""
+        """Return the next batch before the echo of batches, or None after the last one."""
         if not self._following:
             self._following.extend(self._map.get() or ())
         if not self._following:
             return None
         batch = self._following.popleft()
-        if self._parts.streams.whole:  # the length of a whole batch is known only now
+        if self._parts.streams.whole:  # the length of a whole batch is known only after reading it
             self._in_whole += batch.length
             batch.position = batch.position._replace(fresh_examples=self._in_whole)
         return batch
 
     def next(self) -> Batch | None:
-        """Return the next batch; None at the end of the iteration. The first call starts the threads."""
+        """Return the next batch, or None at the end of the iteration. The first call starts the threads."""
         try:
             if not self._begun:
                 self._echo = self._started() if self.pool is None else self.pool.run_in_thread(self._started)
@@ -484,10 +516,10 @@ class Run:
         return batch
 
     def counters(self) -> Counters:
-        """Return the work so far."""
+        """Return the times of the stages so far."""
         read, batches = self.queue.map, self._map
         fresh_batches = self.queue.examples / self._parts.making.batch_size
-        # Inline reading is part of claiming a batch.
+        # Without reading threads, examples are read while a batch is claimed, so the two times add up.
         ahead = isinstance(read, OrderedMap)
         inline_s = 0.0 if ahead else read.claim_s + read.work_s
         read_s = _bounds(read) if ahead else (inline_s, 0.0)
@@ -499,11 +531,14 @@ class Run:
 
 
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
-    """Return two lower bounds on the time of a stage: serial claims, and all work divided by its threads.
+    """Return two lower bounds on the seconds that a stage needs.
+
+    The first bound is the time of its claims, since only one thread at a time can claim. The second is the
+    time of all work divided by the number of pieces that are processed in parallel.
 
     Args:
-        stage: the map, with its times.
-        inline_s: further serial seconds, e.g. of inline reading.
+        stage: the map of threads, with its times.
+        inline_s: further seconds of serial work, such as reading in the same thread.
     """
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once

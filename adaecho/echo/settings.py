@@ -1,4 +1,4 @@
-"""Arguments of an EchoLoader, their checks, and the messages for arguments of a DataLoader."""
+"""The arguments of an EchoLoader, their checks, and messages for unsupported arguments of a DataLoader."""
 
 import operator
 from dataclasses import dataclass, fields
@@ -15,12 +15,13 @@ from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
-# Settings that may differ from those of a state: the first always, the others if the buffers are empty.
+# Settings that may differ from those of a state that is loaded. Those in the first list may always differ.
+# Those in the second may differ only between iterations, when the buffers are empty.
 _MAY_CHANGE = ("factor", "max_factor", "max_bad_examples")
 _OF_WHAT_IS_HELD = (
     "batch_size", "echo", "shuffle_buffer", "batch_shuffle_buffer", "rank", "world_size", "drop_last",
 )  # fmt: skip
-# Integer settings and the smallest value of each.
+# The integer settings, with the smallest allowed value of each.
 _WHOLE = {
     "batch_size": 1, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "epochs": 1, "seed": None, "rank": 0,
     "world_size": 1, "max_bad_examples": 0,
@@ -29,7 +30,10 @@ _WHOLE = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that determine the batches: loaders with equal settings yield equal batches.
+    """The settings of a loader that determine its batches.
+
+    Loaders with equal settings, sources and functions yield equal batches. The fields are the arguments of
+    ``EchoLoader`` with the same names.
 
     Raises:
         ValueError: a value is invalid; the message names it and the remedy.
@@ -48,7 +52,7 @@ class Settings:
     max_factor: float = 16
     max_bad_examples: int = 0
     drop_last: bool = False
-    sampler: Any = None  # stored as its class name and length
+    sampler: Any = None  # stored as the class name and length, which a state can hold
 
     def __post_init__(self) -> None:
         one_of("echo", self.echo, tuple(VARIANTS))
@@ -61,7 +65,7 @@ class Settings:
         if self.sampler is not None:
             self._check_sampler()
         check_factor(self.variant, self.factor, self.max_factor, self.batch_shuffle_buffer)
-        for name in ("factor", "max_factor"):  # types that a state can store
+        for name in ("factor", "max_factor"):  # converted to types that a state can store
             value = getattr(self, name)
             self._set(name, value if isinstance(value, str | int) else float(value))
         for name, plain in (("drop_last", bool), ("echo", str), ("order", str)):
@@ -113,7 +117,10 @@ class Settings:
         self._set("sampler", f"{kind} of {len(self.sampler)}")
 
     def _check_even_ranks(self) -> None:
-        """Raise ValueError if ranks could make unequal numbers of batches and wait for each other forever."""
+        """Raise ValueError if ranks could make unequal numbers of batches.
+
+        The ranks average gradients at every step, so a rank with more batches would wait forever.
+        """
         passes = f"epochs={self.epochs} and world_size={self.world_size}"
         count = "leave out epochs= and count steps: islice(loader, num_steps)"
         refuse(
@@ -128,7 +135,12 @@ class Settings:
         )
 
     def check_source(self, source: Source, shuffle: Any) -> None:
-        """Raise ValueError if the settings do not fit the source."""
+        """Raise ValueError if these settings cannot be used with the source.
+
+        Args:
+            source: the source.
+            shuffle: the DataLoader argument ``shuffle`` as given, or None.
+        """
         if isinstance(source, IterableSource):
             self._check_can_iterate(source, shuffle)
         refuse(
@@ -137,7 +149,7 @@ class Settings:
         )
 
     def _check_can_iterate(self, source: IterableSource, shuffle: Any) -> None:
-        """Raise ValueError if an iterable cannot have this order, or may differ in length among ranks."""
+        """Raise ValueError if an iterable cannot provide this order, or as many batches on every rank."""
         asked = "shuffle=True" if shuffle else f"sampler={self.sampler}"
         iterated = f"{source.name} is an iterable with its own order"
         refuse(shuffle or self.sampler is not None, f"{asked}: {iterated}; shuffle_buffer= shuffles examples")
@@ -155,26 +167,29 @@ class Settings:
 
     @property
     def variant(self) -> Variant:
-        """The variant that ``echo`` names."""
+        """The echoing variant selected by ``echo``."""
         return VARIANTS[self.echo]
 
     @property
     def first_factor(self) -> float:
-        """The factor before the first measurement."""
+        """The echoing factor at the start; 1 for ``auto``, because R has not been measured yet."""
         return 1.0 if self.factor == "auto" else float(self.factor)
 
     def plain(self) -> dict[str, Any]:
-        """The settings as numbers and strings."""
+        """Return the settings as a dict of numbers and strings, for a state."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        """The settings that differ from their defaults."""
+        """Return the settings that differ from their defaults, as ``name=value``."""
         told = [field for field in fields(self) if getattr(self, field.name) != field.default]
         return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in told)
 
     @property
     def to_fill(self) -> dict[str, float]:
-        """Approximate number of fresh examples (or whole batches) of this rank that fill each buffer."""
+        """Approximate number of fresh examples (or whole batches) that this rank reads to fill each buffer.
+
+        Repeats occupy slots of a buffer behind the echo, so that fewer fresh examples fill it.
+        """
         of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
             "shuffle_buffer": self.shuffle_buffer / of_examples,
@@ -185,8 +200,9 @@ class Settings:
         """Raise ValueError if a state was saved with other settings; the message names the argument.
 
         Args:
-            saved: settings of the state.
-            held: its buffers hold examples.
+            saved: settings stored in the state.
+            held: whether the buffers hold examples at the state's cursor. If they do, fewer settings may
+                differ.
         """
         for name, value in self.plain().items():
             if name in _MAY_CHANGE or (not held and name in _OF_WHAT_IS_HELD):
@@ -202,13 +218,18 @@ class Settings:
 
 
 def refuse(wrong: Any, message: str) -> None:
-    """Raise ValueError with a message if the first argument is true."""
+    """Raise ValueError with ``message`` if ``wrong`` is true."""
     if wrong:
         raise ValueError(message)
 
 
 def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
-    """Return the order of a source's rows.
+    """Return the order in which the rows of a source are read.
+
+    Args:
+        source: a source with a length.
+        settings: settings of the loader.
+        sampler: the sampler that determines the order, or None.
 
     Raises:
         ValueError: ``order="shards"`` with a source without shards.
@@ -228,7 +249,10 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank and world size of this process: by default torch.distributed's, else 0 and 1.
+    """Return the rank and the world size (number of ranks) of this process.
+
+    An argument that is None is taken from torch.distributed. Without torch.distributed the rank is 0 and the
+    world size is 1.
 
     Raises:
         ValueError: the rank is out of range.
@@ -247,7 +271,10 @@ def is_distributed() -> bool:
 
 
 def check_still_alone() -> None:
-    """Raise RuntimeError if torch.distributed was initialized after the loader, with several ranks."""
+    """Raise RuntimeError if torch.distributed with several ranks was initialised after the loader's creation.
+
+    This loader does not know its rank, so every rank would read all examples.
+    """
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
             "this EchoLoader was created before torch.distributed was initialized "
@@ -258,12 +285,16 @@ def check_still_alone() -> None:
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError if a value is not one of those allowed."""
+    """Raise ValueError if the value of argument ``name`` is not one of the allowed strings."""
     refuse(value not in allowed, f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
 
 def whole(name: str, value: Any, least: int | None) -> int:
-    """Return an integer as Python's; raise ValueError if it is not an integer, or too small."""
+    """Return ``value`` as a Python ``int``; integers of NumPy and torch are accepted.
+
+    Raises:
+        ValueError: the value of argument ``name`` is not an integer, or is smaller than ``least``.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -274,12 +305,13 @@ def whole(name: str, value: Any, least: int | None) -> int:
     return number
 
 
-# Arguments of a DataLoader that EchoLoader lacks, with the replacement; None for those that it accepts.
+# The arguments of a DataLoader that EchoLoader does not have itself, with the replacement that the error
+# message names. None marks an argument that is accepted.
 _REMEDIES = {
     "shuffle": None,
     "collate_fn": None,
     "prefetch_factor": None,
-    "persistent_workers": None,  # makes no difference
+    "persistent_workers": None,  # accepted without effect
     "batch_sampler": "the loader makes batches after the echo; pass batch_size=, drop_last= and sampler=, or "
     "wrap the DataLoader: EchoLoader(data_loader, batch_size=None, echo='batch')",
     "generator": "seed= determines all randomness; pass seed=generator.initial_seed()",
@@ -294,10 +326,10 @@ _REMEDIES = {
 
 
 def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buffer: int) -> str:
-    """Return ``order``, or the order that a DataLoader's ``shuffle`` asks for.
+    """Return the order to read in: ``order``, unless the DataLoader argument ``shuffle`` requests another.
 
     Args:
-        given: arguments that EchoLoader itself lacks.
+        given: the keyword arguments that EchoLoader does not have itself.
         order, sampler, shuffle_buffer: arguments of the EchoLoader.
 
     Raises:

@@ -1,8 +1,11 @@
-"""The cursor of the consumer and the log: with the settings, the whole state of a loader.
+"""The state of a loader, which consists of its settings, a cursor and a log.
 
-Buffers, pools, read-ahead and threads are caches. The loader may drop and rebuild them at any moment.
-A state is flat: a dict from names to numbers, strings and lists of numbers, always with the same names.
-So ``torch.distributed.checkpoint`` loads it into a new loader.
+The cursor counts the batches that the training loop has received and the items they used. The log records
+events that no seed determines. From these the loader can rebuild everything else at any moment: the contents
+of its buffers, its read-ahead and its threads are only caches.
+
+``state_dict()`` returns a flat dict from names to numbers, strings and lists of numbers. It always has the
+same names, because ``torch.distributed.checkpoint`` loads into a dict with the names that were saved.
 """
 
 import json
@@ -18,24 +21,29 @@ from adaecho.echo.order.stream import NOTHING, Contents, Cursor, Factor, Stream
 from adaecho.echo.read.chunks import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, refuse, share
 
-VERSION = 6  # raised when older states cannot be read or would continue differently
+VERSION = 6  # must increase if this version could not read older states or would continue them differently
 
 
 class LoaderCursor(NamedTuple):
-    """The cursor of the consumer. It is immutable: the loader replaces it in one statement.
+    """The position after a batch that the training loop has received.
+
+    Each rank counts its own fresh examples; this count is called a local number. The cursor is immutable,
+    so that the loader can replace it in one statement that an interrupt cannot split.
 
     Attributes:
-        fresh_examples: read for the batches taken so far.
-        reread_examples: read again to restore a cursor.
+        fresh_examples: number of fresh examples that the batches so far needed.
+        reread_examples: number of examples that were read again to restore a cursor.
         next_index: local number of the next fresh example.
-        skipped: local numbers before it that no iteration read.
-        next_number: number of the next fresh batch to echo.
-        first_number: ``next_number`` when the iteration began.
-        first_index: ``next_index`` when the iteration began.
-        iteration: number of iterations begun.
-        in_pass: the current iteration has not ended.
-        examples, batches: cursors of the two streams, counted from the start of the iteration.
-        held_examples: examples in whole batches that still have repeats.
+        skipped: how many local numbers before ``next_index`` were never read, because an iteration was
+            abandoned.
+        next_number: number of the next fresh batch that enters the echo of batches.
+        first_number: ``next_number`` at the start of the iteration.
+        first_index: ``next_index`` at the start of the iteration.
+        iteration: number of iterations that have begun.
+        in_pass: whether the current iteration has not ended.
+        examples, batches: cursors of the streams of examples and of batches, counted from the start of the
+            iteration.
+        held_examples: number of examples in whole batches that will be repeated again.
     """
 
     fresh_examples: int = 0
@@ -52,7 +60,7 @@ class LoaderCursor(NamedTuple):
     held_examples: int = 0
 
     def begun(self, iteration: int, index: int) -> "LoaderCursor":
-        """Return the cursor at the start of an iteration that begins at a local number."""
+        """Return the cursor at the start of an iteration that begins at local number ``index``."""
         return self._replace(
             iteration=iteration, in_pass=True, skipped=self.skipped + index - self.next_index,
             next_index=index, first_index=index, first_number=self.next_number, examples=Cursor(),
@@ -60,8 +68,14 @@ class LoaderCursor(NamedTuple):
         )  # fmt: skip
 
     def ended(self, index: int, *, whole: bool) -> "LoaderCursor":
-        """Return the cursor at the end of an iteration, which may read bad examples after its last batch."""
-        # The number of examples in a bad whole batch is unknown.
+        """Return the cursor at the end of an iteration.
+
+        Args:
+            index: local number of the next fresh example. It can exceed ``next_index``, because the iteration
+                may have read bad examples after its last batch.
+            whole: whether the source yields whole batches.
+        """
+        # The number of examples in a bad whole batch is unknown, so bad batches are not counted.
         fresh_examples = self.fresh_examples if whole else index - self.skipped
         return self._replace(
             in_pass=False, next_index=index, fresh_examples=fresh_examples, examples=Cursor(),
@@ -70,16 +84,17 @@ class LoaderCursor(NamedTuple):
 
 
 class Log:
-    """The history that no seed determines: bad examples and changes of the factor.
+    """Record of the events that no seed determines: bad examples and changes of the echoing factor.
 
-    Iteration only appends to it.
+    Iteration only appends to the log, so that another thread can save a state at the same time.
 
     Args:
         settings: settings of the loader.
 
     Attributes:
-        bad: bad examples (or whole batches).
-        examples, batches: the factors of the two echoes, one of which is 1.
+        bad: the bad examples (or bad whole batches).
+        examples, batches: the echoing factors of examples and of batches. A variant repeats at most one of
+            them, so the other factor is 1.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -89,18 +104,27 @@ class Log:
         self.batches = Factor(settings.seed + 1, factor if repeats == "batches" else 1.0)
 
     def go_back(self, position: LoaderCursor) -> None:
-        """Remove entries made ahead of a cursor."""
+        """Remove the entries that reading ahead has added after a cursor."""
         self.bad.go_back(position.next_index)
         self.examples.go_back(self.examples.before(position.next_index))
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
-        """Begin an iteration at a local number; an earlier number meets its bad examples again."""
+        """Begin an iteration at local number ``index``.
+
+        Later entries are removed, because the iteration will meet those bad examples again.
+        """
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
     def flat(self, position: LoaderCursor, oldest: int) -> dict[str, Any]:
-        """Return the log at a cursor for a state, with the numbers of bad examples from ``oldest`` on."""
+        """Return the log up to a cursor in the form of a state.
+
+        Args:
+            position: the cursor.
+            oldest: local number of the oldest example that is needed to continue. The state omits the
+                numbers of earlier bad examples, which would make it larger without use.
+        """
         index = position.next_index
         return {
             "example_factors": [x for change in self.examples.before(index) for x in change],
@@ -111,7 +135,11 @@ class Log:
 
     @staticmethod
     def restored(settings: Settings, state: dict[str, Any], position: LoaderCursor) -> "Log":
-        """Return the log of a state. A factor that differs applies to examples that are not read yet."""
+        """Return the log that a state stores.
+
+        If the echoing factor in the settings differs from that of the state, the new factor applies from the
+        next fresh example on.
+        """
         log = Log(settings)
         log.bad.found = json.loads(state["bad_examples"])
         log.bad.numbers = list(state["bad_numbers"])
@@ -126,18 +154,20 @@ class Log:
             factor.go_back([(int(i), float(value)) for i, value in zip(flat[::2], flat[1::2], strict=True)])
             if changed and not continues and factor.value != first:
                 factor.history.append((number, first))
-            if given["world_size"] != before["world_size"]:  # local numbers mean other examples
+            if given["world_size"] != before["world_size"]:  # local numbers now refer to other examples
                 factor.go_back([(0, factor.value)])
         return log
 
 
 @dataclass
 class Held:
-    """Contents of the buffers at a cursor.
+    """The contents of the loader's buffers at a cursor.
+
+    An item is one use of one fresh example (``order.keyed``).
 
     Attributes:
-        examples: items in the shuffle buffer.
-        batches: the items of each fresh batch that still has repeats, by the number of the batch.
+        examples: the items in the shuffle buffer of examples.
+        batches: the items of each fresh batch that will be repeated again, by the number of the batch.
     """
 
     examples: Contents = NOTHING
@@ -145,19 +175,21 @@ class Held:
 
     @property
     def serials(self) -> keyed.Items:
-        """Serials of all items, one for each use; int64 [n]."""
+        """Serial numbers of the examples of all items, with one entry for each use; int64 [n]."""
         return np.concatenate([self.examples.items, *self.batches.values()]) >> keyed.ECHO_BITS
 
 
 class Streams:
-    """The streams of examples and of batches of one loader, as functions of its settings and log.
+    """Compute the streams of examples and of batches of one loader from its settings and log.
 
     Args:
         settings: settings of the loader.
 
     Attributes:
-        whole: the source yields whole batches, treated as examples of batch size 1; the source shards them.
-        rank, world: serials of this loader are congruent to ``rank`` modulo ``world``.
+        whole: whether the source yields whole batches. The loader treats each like an example, with batch
+            size 1, and leaves it to the source to shard them among ranks.
+        rank, world: rank of this loader and number of ranks. The loader reads the serials that are congruent
+            to ``rank`` modulo ``world``.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -169,11 +201,11 @@ class Streams:
 
     @property
     def factor(self) -> Factor:
-        """The factor of the active echo."""
+        """The echoing factor of the items that the variant repeats."""
         return self.log.batches if self.echoes_batches else self.log.examples
 
     def examples(self, position: LoaderCursor) -> Stream:
-        """Return the stream of examples of the iteration that contains a cursor."""
+        """Return the stream of examples for the iteration to which a cursor belongs."""
         settings = self._settings
         return Stream(
             settings.seed, settings.shuffle_buffer, self.log.examples, rank=self.rank, world=self.world,
@@ -181,7 +213,7 @@ class Streams:
         )  # fmt: skip
 
     def batches(self, position: LoaderCursor) -> Stream:
-        """Return the stream of batches of the iteration that contains a cursor."""
+        """Return the stream of batches for the iteration to which a cursor belongs."""
         settings = self._settings
         return Stream(
             settings.seed + 1, settings.batch_shuffle_buffer, self.log.batches, rank=self.rank,
@@ -189,7 +221,7 @@ class Streams:
         )  # fmt: skip
 
     def held(self, position: LoaderCursor) -> Held:
-        """Return the contents of the buffers at a cursor."""
+        """Compute the contents of the buffers at a cursor."""
         if not position.in_pass:
             return Held()
         stream, cursor = self.examples(position), position.examples
@@ -205,7 +237,7 @@ class Streams:
         return held
 
     def _held_numbers(self, position: LoaderCursor) -> list[int]:
-        """Numbers of the fresh batches that still have repeats, ascending."""
+        """Return the numbers of the fresh batches that will be repeated again, ascending."""
         if not self.echoes_batches:
             return []
         held = self.batches(position).contents(position.batches).items
@@ -213,7 +245,7 @@ class Streams:
         return numbers
 
     def num_held(self, position: LoaderCursor) -> int:
-        """Number of distinct fresh examples in the buffers at a cursor."""
+        """Return the number of distinct fresh examples in the buffers at a cursor."""
         if self.whole:
             return position.held_examples
         return len(keyed.distinct(self.held(position).serials))
@@ -230,8 +262,8 @@ class Streams:
         return stream.oldest(cursor) >> keyed.ECHO_BITS
 
     def state(self, position: LoaderCursor) -> dict[str, Any]:
-        """Return a cursor and the log there as numbers, strings and lists of numbers."""
-        # The order in which a buffer drains depends on everything it held when the pass ended.
+        """Return a cursor, and the log up to it, as a dict of numbers, strings and lists of numbers."""
+        # The order in which a buffer drains depends on all that it held when the input ended.
         drained = position.examples.drained
         known = position.first_index if drained else self.oldest_serial(position) // self.world
         return {
@@ -242,24 +274,28 @@ class Streams:
         }
 
     def restored(self, state: dict[str, Any]) -> tuple[LoaderCursor, Log]:
-        """Return the cursor of a checked state, and the log there."""
+        """Return the cursor and the log of a state that has been checked."""
         position = LoaderCursor(**{name: state[name] for name in LoaderCursor._fields})
         position = position._replace(examples=Cursor(*state["examples"]), batches=Cursor(*state["batches"]))
         log = Log.restored(self._settings, state, position)
         now, before = self._settings.world_size, json.loads(state["settings"])["world_size"]
-        if now != before:  # between iterations, after each rank has read its share
+        if now != before:  # the state is from between two iterations, when each rank had read its whole share
             fresh = position.fresh_examples * before // now
             position = position._replace(fresh_examples=fresh, skipped=position.next_index - fresh)
         return position, log
 
 
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """Gather the states of all ranks of torch.distributed into one; all ranks call this together."""
+    """Gather the states of all ranks of torch.distributed into one state.
+
+    All ranks must call this together. The names in the result begin with the number of the rank.
+    """
     states: list[Any] = [state]
     if is_distributed():
         states = [None] * torch.distributed.get_world_size()
-        # A gloo thread releases its buffers a moment after all ranks have the data. It aborts a process that
-        # ends just then (pytorch/pytorch#190489). Destroying a separate group waits for its threads.
+        # A thread of gloo releases its buffers shortly after all ranks have received the data. If a process
+        # ends at that moment, the thread aborts it (pytorch/pytorch#190489). We therefore use a separate
+        # group, because destroying a group waits for its threads.
         group: Any = None
         if "gloo" in torch.distributed.get_backend_config():
             group = torch.distributed.new_group(backend="gloo")
@@ -273,10 +309,11 @@ def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
-    """Return this rank's part of a state made by ``of_all_ranks``; return any other state unchanged.
+    """Return this rank's part of a state that ``of_all_ranks`` made. Other states are returned unchanged.
 
     Raises:
-        ValueError: another number of ranks saved it within an iteration.
+        ValueError: the state was saved within an iteration by another number of ranks. Each rank then has
+            its own cursor, which no other number of ranks can continue.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
@@ -291,12 +328,12 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(state: Any, settings: Settings, length: int | None) -> None:
-    """Check that a state has this version's format and is of a loader with the same settings and source.
+    """Check that a state has the format of this version and was saved with the same settings and source.
 
     Args:
-        state: the state as given.
-        settings: settings of the loader.
-        length: length of its source, or None if unknown.
+        state: the object that the caller passed to ``load_state_dict``.
+        settings: settings of the loader that loads the state.
+        length: number of examples in the loader's source, or None if unknown.
 
     Raises:
         ValueError: the state does not match; the message names the argument that differs.

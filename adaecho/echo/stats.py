@@ -1,6 +1,7 @@
-"""Counters, timers and DataLoader-compatible attributes of an EchoLoader.
+"""The counters and timers of an EchoLoader, and the attributes that it shares with a DataLoader.
 
-The timers measure R, the ratio of the times upstream and downstream of the echo (paper, section 2).
+The timers measure R, the loading time of a fresh batch divided by the time of a training step (paper, section
+2). The stages before the echo are called upstream, those after it downstream.
 """
 
 import time
@@ -14,48 +15,48 @@ from adaecho.echo.read.rows import RandomReader
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import LoaderCursor
 
-_DECAY = 0.98  # weight of the past at each step: about the last 50 steps count
-_LEAST_STEPS = 5  # before R is known
-_TOGETHER = 10  # steps added to the sums at once, because reading the counters takes a while
+_DECAY = 0.98  # factor by which older times lose weight at each step, so that about 50 steps count
+_LEAST_STEPS = 5  # number of steps before R is known
+_TOGETHER = 10  # number of steps added to the sums at once, because reading the counters takes a while
 
 
 class Timers:
-    """Exponentially smoothed times.
+    """Measures loading and step times, smoothed exponentially over about 50 steps.
 
-    * ``upstream_s_per_batch``: seconds per fresh batch of the slowest upstream stage, divided by its number
-      of threads; waits for a full queue do not count.
-    * ``downstream_s_per_step``: the larger of the loader's work after the echo and the step, which is the
-      time that the consumer spends between two batches.
+    * ``upstream_s_per_batch`` is the time of the slowest stage before the echo, in seconds per fresh batch,
+      divided by its number of threads. Time that a stage waits because its queue is full does not count.
+    * ``downstream_s_per_step`` is the larger of two times in seconds per step: the loader's work after the
+      echo, and the training step, which is the time that the training loop spends between two batches.
 
     Args:
-        counters: returns the work of the loader so far.
+        counters: function that returns the times of the loader's stages so far.
     """
 
     def __init__(self, counters: Callable[[], Counters]) -> None:
         self._counters = counters
         self.wait_time_s = 0.0
-        # Sums of the counters, the seconds of steps, and steps.
+        # Smoothed sums of the counters, of the seconds of steps, and of the number of steps.
         self._upstream_s: list[float] = []
         self._own_s: list[float] = []
         self._fresh_batches = self._all_steps_s = self._all_steps = 0.0
         self._before: Counters | None = None
         self._returned_at: float | None = None
-        self._asked_s = 0.0  # waiting time within the current step
-        self._step_s, self._steps = 0.0, 0  # since the last update of the sums
+        self._asked_s = 0.0  # time that the training loop waited for the loader within the current step
+        self._step_s, self._steps = 0.0, 0  # seconds and number of steps since the last update of the sums
 
     def pause(self) -> None:
-        """Ignore the current step, e.g. during an evaluation."""
+        """Leave the current step out of the times, for example because it includes an evaluation."""
         self._sum_up()
         self._before = self._returned_at = None
 
     def waited(self, since: float) -> None:
-        """Add the time that the consumer has waited for the loader."""
+        """Add the time since ``since``, during which the training loop waited for a batch."""
         waited = time.perf_counter() - since
         self.wait_time_s += waited
         self._asked_s += waited
 
     def step(self) -> None:
-        """Begin a step: the consumer receives a batch."""
+        """Record the end of one step and the start of the next, as the training loop receives a batch."""
         returned_at, self._returned_at = self._returned_at, time.perf_counter()
         asked_s, self._asked_s = self._asked_s, 0.0
         if returned_at is None:
@@ -90,19 +91,19 @@ class Timers:
 
     @property
     def ratio(self) -> float | None:
-        """R, or None until known."""
+        """The ratio R; None until it is known."""
         downstream = self.downstream_s_per_step
         enough = self._all_steps >= _LEAST_STEPS * _DECAY**_LEAST_STEPS and self._fresh_batches
         return self.upstream_s_per_batch / downstream if enough and downstream > 0 else None
 
     def state(self) -> list[float]:
-        """Return the sums, as numbers."""
+        """Return the sums as a list of numbers, for a state."""
         self._sum_up()
         sums = self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps
         return [*sums, *self._upstream_s, *self._own_s]
 
     def load_state(self, state: list[float]) -> None:
-        """Continue from a state."""
+        """Continue with the sums of a state."""
         self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps = state[:4]
         self._upstream_s, self._own_s = list(state[4:-2]), list(state[4:][-2:])
         self._before = self._returned_at = None
@@ -115,7 +116,10 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 
 
 class LoaderStats:
-    """Read-only properties. Values refer to the last batch returned; read-ahead does not count."""
+    """The read-only properties of a loader.
+
+    Unless they say otherwise, they refer to the last batch that the loader returned and ignore read-ahead.
+    """
 
     _position: LoaderCursor
     _pipeline: Pipeline
@@ -129,7 +133,7 @@ class LoaderStats:
 
     @property
     def _iterating(self) -> bool:
-        """Whether the newest iterator still exists."""
+        """Whether the newest iterator of the loader still exists."""
         return self._newest is not None and self._newest() is not None
 
     @property
@@ -146,39 +150,43 @@ class LoaderStats:
 
     @property
     def fresh_examples(self) -> int:
-        """Number of examples this rank had to read for the batches returned so far."""
+        """Number of fresh examples that this rank needed for the batches returned so far."""
         return self._position.fresh_examples
 
     @property
     def examples_read(self) -> int:
-        """Number of examples this rank has read, including read-ahead."""
+        """Number of examples that this rank has read so far, including read-ahead."""
         return self._pipeline.examples_read
 
     @property
     def fresh_examples_in_buffer(self) -> int:
-        """Number of distinct fresh examples with repeats still in a buffer."""
+        """Number of distinct fresh examples of which a buffer still holds uses."""
         return self._pipeline.streams.num_held(self._position)
 
     @property
     def reread_examples(self) -> int:
-        """Number of examples read again after a resume; not included in ``fresh_examples``."""
+        """Number of examples read again to resume, which ``fresh_examples`` does not include."""
         return self._position.reread_examples
 
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
-        """Skipped examples, as dicts with ``index`` (number within this rank), ``origin`` and ``error``."""
+        """The skipped examples, as dicts.
+
+        Each contains the number of the example within this rank (``index``), its name (``origin``), the error
+        as text (``error``), and its row in the source, or None if unknown (``row``).
+        """
         return [
             bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
         ]
 
     @property
     def factor(self) -> float:
-        """The current echoing factor."""
+        """The current echoing factor, which changes during training under ``factor="auto"``."""
         return self._factors[-1][1]
 
     @property
     def factor_changes(self) -> list[tuple[int, float]]:
-        """Changes made by ``factor="auto"``: (number of the first fresh item, new factor)."""
+        """Changes of the echoing factor, as pairs of the first fresh item's number and the new factor."""
         return self._factors[1:]
 
     @property
@@ -188,10 +196,16 @@ class LoaderStats:
         return streams.factor.before(index)
 
     def _num_batches(self, iteration: int, first_index: int, first_number: int, *, begun: bool) -> int:
-        """Number of batches of an iteration that begins at a local number and a number of a fresh batch.
+        """Return the number of batches in an iteration.
+
+        Args:
+            iteration: number of the iteration, counted from 1.
+            first_index: local number of its first fresh example.
+            first_number: number of its first fresh batch.
+            begun: whether the iteration has begun.
 
         Raises:
-            TypeError: it is unknown.
+            TypeError: the number is unknown, or iteration is endless.
         """
         settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
         reader = self._pipeline.reader
@@ -212,26 +226,30 @@ class LoaderStats:
 
     @property
     def wait_time_s(self) -> float:
-        """Total seconds spent waiting for batches."""
+        """Total time in seconds that the training loop has waited for batches."""
         return self._clocks.wait_time_s
 
     @property
     def upstream_s_per_batch(self) -> float:
-        """Seconds per fresh batch of the slowest stage before the echo, divided by its number of workers.
+        """Time of the slowest stage before the echo in seconds per fresh batch, divided by its workers.
 
-        One thread at a time reads an iterable. For a source with its own read-ahead, e.g. a ``DataLoader``
-        with workers, this is the waiting time, which is too short with ``num_workers=0``.
+        Only one thread at a time reads an iterable. If the source reads ahead itself, for example a
+        ``DataLoader`` with workers, this is the time that the loader waits for it. With ``num_workers=0``
+        that time is too short, because the source reads ahead during the training step.
         """
         return self._clocks.upstream_s_per_batch
 
     @property
     def downstream_s_per_step(self) -> float:
-        """Seconds per step: the larger of the training step and the loader's work after the echo."""
+        """The larger of the training step's time and the loader's work after the echo, in s per step."""
         return self._clocks.downstream_s_per_step
 
     @property
     def R(self) -> float | None:  # noqa: N802 (the paper's name)
-        """Loading time / step time (paper, section 2), smoothed over about 50 steps; None until known."""
+        """The ratio R of the loading time to the step time (paper, section 2); None until it is known.
+
+        It is ``upstream_s_per_batch / downstream_s_per_step``, smoothed over about 50 steps.
+        """
         return self._clocks.ratio
 
     def __repr__(self) -> str:
@@ -239,12 +257,12 @@ class LoaderStats:
 
     @property
     def dataset(self) -> Any:
-        """The given source."""
+        """The source that was passed to the loader."""
         return self._dataset
 
     @property
     def batch_size(self) -> int | None:
-        """Examples per batch; None if the source yields whole batches."""
+        """Number of examples per batch; None if the source yields whole batches."""
         return self.settings.batch_size
 
     @property
@@ -254,12 +272,12 @@ class LoaderStats:
 
     @property
     def num_workers(self) -> int:
-        """Number of threads or processes that read and decode, and of those that augment and collate."""
+        """Number of workers; so many read and decode, and as many others augment and collate."""
         return self._pipeline.num_workers
 
     @property
     def processes(self) -> bool:
-        """Whether workers are processes."""
+        """Whether the workers are processes instead of threads."""
         return self._pipeline.processes
 
     def __getstate__(self) -> dict[str, Any]:

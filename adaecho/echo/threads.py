@@ -1,11 +1,13 @@
-"""Background threads: ordered, bounded, parallel maps that can pause and stop.
+"""Background threads that process pieces of work in parallel and return the results in order.
 
-Threads suit reading, decoding and kernels of NumPy or torch, which release the GIL. Code that holds the GIL
-runs in processes (``batch.process_workers``), and these threads wait for the answers.
+Threads suit reading, decoding and the kernels of NumPy or torch, because these release the GIL. Code that
+holds the GIL runs in separate processes (``batch.process_workers``), and the threads here only wait for the
+results.
 
-An interrupt may raise KeyboardInterrupt in the main thread between any two calls. So the main thread takes no
-lock that a worker takes. It sets flags and uses ``SimpleQueue``, whose calls are atomic. After an interrupt
-all threads stop, and new ones begin at the cursor.
+Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. If the main thread then held a
+lock, the workers could wait for it forever. The main thread therefore takes no lock that a worker takes. It
+only sets flags and uses ``SimpleQueue``, whose calls are atomic. After an interrupt all threads stop, and new
+ones start from the loader's cursor.
 """
 
 import _thread
@@ -22,24 +24,25 @@ from typing import Any, Generic, TypeVar
 Claim = TypeVar("Claim")
 Result = TypeVar("Result")
 Outcome = tuple[bool, Any]
-"""Whether the work succeeded, and its result or error."""
+"""Whether a piece of work succeeded, and its result or its error."""
 
 _LOG = logging.getLogger("adaecho")
 _WAKE, _END = object(), object()
 _LOOK_EVERY_S = 0.005  # interval between checks of a flag
 
 
-class Shutdown(BaseException):  # a signal between threads that no handler of errors should catch
-    """The threads stop, so the requested result will not come."""
+class Shutdown(BaseException):  # not an Exception, so that no handler of errors catches it
+    """Raised in a thread that waits for a result that will not come, because the threads are stopping."""
 
 
 class PoolThread(threading.Thread):
-    """A thread of a pool.
+    """A thread of a ``ThreadPool``.
 
     Attributes:
-        working: whether the thread works rather than waits; a pause waits for it.
-        ended: whether the thread has no more work.
-        elsewhere_s: seconds that processes worked on the current piece, minus the wait for them.
+        working: whether the thread is working, so that a pause must wait for it.
+        ended: whether the thread has ended.
+        elsewhere_s: seconds that worker processes spent on the current piece of work, minus the seconds that
+            this thread waited for them. The sum with the thread's own time is the time of the work.
     """
 
     def __init__(self, pool: "ThreadPool", serve: Callable[["PoolThread"], None], name: str) -> None:
@@ -49,7 +52,10 @@ class PoolThread(threading.Thread):
         self.elsewhere_s = 0.0
 
     def start(self) -> None:
-        """Start from another thread: an interrupt while ``Thread.start`` waits breaks the lock it holds."""
+        """Start the thread from another new thread, which no interrupt reaches.
+
+        An interrupt while ``Thread.start`` waits would leave a lock of Python's in a broken state.
+        """
         _thread.start_new_thread(super().start, ())
 
     def run(self) -> None:
@@ -61,7 +67,11 @@ class PoolThread(threading.Thread):
             self.working, self.ended = False, True
 
     def begin_work(self) -> None:
-        """Begin to work after any pause; raise Shutdown if the pool has stopped."""
+        """Wait until the pool is not paused, then mark this thread as working.
+
+        Raises:
+            Shutdown: the pool has stopped.
+        """
         self.working = True
         while self._pool.paused_by is not None and not self._pool.stopping:
             self.working = False
@@ -72,13 +82,13 @@ class PoolThread(threading.Thread):
 
 
 class ThreadPool:
-    """Threads of several maps, which start, pause and stop together.
+    """The threads of several maps, which pause and stop together.
 
     Attributes:
-        maps: the maps.
+        maps: the maps whose work the threads do.
         threads: the threads that have started.
         stopping: whether the threads must end.
-        paused_by: id of the thread that requested a pause, or None.
+        paused_by: id of the thread that requested a pause; None while the pool is not paused.
     """
 
     def __init__(self) -> None:
@@ -86,7 +96,7 @@ class ThreadPool:
         self.threads: list[PoolThread] = []
         self.stopping = False
         self.paused_by: int | None = None
-        self._process: int | None = None  # that started the threads
+        self._process: int | None = None  # id of the process that started the threads
 
     def start(self, ordered: "OrderedMap[Any, Any]") -> None:
         """Start the threads of a map."""
@@ -95,10 +105,14 @@ class ThreadPool:
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
 
     def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
-        """Return the result of ``work()``, called in a thread of the pool.
+        """Call ``work()`` in a thread of the pool and return its result.
 
-        Python raises KeyboardInterrupt in the main thread only, so an interrupt cannot cut the work short.
-        A stop prevents work that has not begun, unless ``after_stop`` is set.
+        Python raises KeyboardInterrupt only in the main thread, so that an interrupt cannot split work in
+        another thread.
+
+        Args:
+            work: function to call.
+            after_stop: whether to do the work even if the pool has been stopped.
         """
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
 
@@ -121,13 +135,20 @@ class ThreadPool:
         return result  # type: ignore[no-any-return]
 
     def stop(self) -> None:
-        """Let every thread end after its current work."""
+        """Let each thread end after its current piece of work."""
         self.stopping = True
         for ordered in self.maps:
             ordered.wake()
 
     def join(self, wait_s: float | None = None) -> bool:
-        """Wait up to ``wait_s`` for the threads after ``stop``; return whether all have ended."""
+        """Wait for the threads to end after ``stop``.
+
+        Args:
+            wait_s: longest time to wait, in seconds; None waits without limit.
+
+        Returns:
+            Whether all threads have ended.
+        """
         deadline, here = None if wait_s is None else time.monotonic() + wait_s, threading.current_thread()
         while self.started_here and not all(one.ended or one is here for one in list(self.threads)):
             if deadline is not None and time.monotonic() > deadline:
@@ -136,13 +157,13 @@ class ThreadPool:
         return True
 
     def pause(self) -> None:
-        """Return when no thread works. Threads start no further work until ``resume``."""
+        """Let no thread begin further work until ``resume``, and wait until no thread is working."""
         try:
             if self.paused_by is None:
                 self.paused_by = threading.get_ident()
             while any(thread.working for thread in list(self.threads)):
                 time.sleep(_LOOK_EVERY_S)
-        except BaseException:  # Ctrl-C: the caller may continue without a resume
+        except BaseException:  # after Ctrl-C the caller may never call resume
             self.resume()
             raise
 
@@ -151,20 +172,21 @@ class ThreadPool:
         self.paused_by = None
 
     def resume_for_caller(self) -> None:
-        """End a pause if the pausing thread requests a batch, since it would wait forever.
+        """End a pause if the calling thread has requested it.
 
-        An interrupt at the end of a pause therefore leaves no thread paused.
+        The loader calls this when a batch is requested, because the thread would otherwise wait forever. This
+        also ends a pause that an interrupt has kept from ending.
         """
         if self.paused_by == threading.get_ident():
             self.resume()
 
     @property
     def started_here(self) -> bool:
-        """Whether this process started threads. A forked child has none of them."""
+        """Whether this process has started the threads. A forked child does not have its parent's threads."""
         return self._process == os.getpid()
 
     def check_process(self) -> None:
-        """Raise RuntimeError in a child forked from the process with the threads."""
+        """Raise RuntimeError if this process was forked from the one in which the threads run."""
         if self._process is not None and not self.started_here:
             raise RuntimeError(
                 f"this process was forked from process {self._process}, where this EchoLoader began to "
@@ -174,18 +196,19 @@ class ThreadPool:
 
 
 class InlineMap(Generic[Claim, Result]):
-    """``work(claim())`` in the calling thread.
+    """Computes ``work(claim())`` in the calling thread, for each result that is requested.
 
     Args:
-        claim: returns the next piece of work, or None after the last; called by one thread at a time.
-        work: processes a piece; called in parallel.
+        claim: function that returns the next piece of work, or None after the last one. Only one thread at a
+            time calls it.
+        work: function that processes a piece of work. Several threads may call it at once.
 
     Attributes:
         wanted: number of threads.
-        at_once: pieces processed in parallel.
-        claim_s, work_s: seconds spent in each.
-        blocked_s: seconds that callers waited.
-        upstream: the map whose results claims wait for; that wait does not count as work.
+        at_once: number of pieces that are processed in parallel.
+        claim_s, work_s: seconds spent in ``claim`` and in ``work``.
+        blocked_s: seconds that callers have waited for results.
+        upstream: the map whose results ``claim`` takes. Waiting for them does not count as time of a claim.
     """
 
     wanted = at_once = 1
@@ -196,7 +219,7 @@ class InlineMap(Generic[Claim, Result]):
         self._claim, self._work = claim, work
 
     def get(self) -> Result | None:
-        """The next result; None after the last."""
+        """Return the next result, or None after the last one."""
         start = time.perf_counter()
         claim = self._claimed_next()
         if claim is None:
@@ -217,14 +240,14 @@ class InlineMap(Generic[Claim, Result]):
 
 
 class OrderedMap(InlineMap[Claim, Result]):
-    """``work(claim())`` in several threads, with results in the order of the claims.
+    """Computes ``work(claim())`` in several threads and returns the results in the order of the claims.
 
     Args:
-        pool: pool of the threads.
+        pool: the pool to which the threads belong.
         claim, work: as in ``InlineMap``.
         threads: number of threads.
-        at_once: pieces processed in parallel; by default the number of threads.
-        window: largest number of pieces claimed but not yet delivered.
+        at_once: number of pieces that are processed in parallel; by default the number of threads.
+        window: largest number of pieces that may be claimed but not yet delivered.
         name: name of the threads.
     """
 
@@ -250,14 +273,19 @@ class OrderedMap(InlineMap[Claim, Result]):
         pool.maps.append(self)
 
     def wake(self) -> None:
-        """Wake waiting threads so that they see a stop."""
+        """Wake the waiting threads, so that they notice a stop."""
         self._pieces.put(_WAKE)
         self._room.put(_WAKE)
 
     def get(self) -> Result | None:
-        """Return the next result, or None after the last. Raise the error of its claim or work, or Shutdown.
+        """Return the next result, or None after the last one.
 
-        While a thread of the same pool waits here, a pause or stop of the pool applies to it.
+        A thread of the same pool that waits here does not count as working, so that a pause need not wait
+        for it.
+
+        Raises:
+            Shutdown: the pool stops.
+            Exception: the error that ``claim`` or ``work`` raised.
         """
         start, thread = time.perf_counter(), threading.current_thread()
         if isinstance(thread, PoolThread):
@@ -268,7 +296,7 @@ class OrderedMap(InlineMap[Claim, Result]):
             thread.begin_work()
         self.blocked_s += time.perf_counter() - start
         if result is _END:
-            self._put_end(True, _END)  # for further calls
+            self._put_end(True, _END)  # so that further calls return None too
             return None
         self._room.put(None)
         if not good:
@@ -287,13 +315,13 @@ class OrderedMap(InlineMap[Claim, Result]):
         self._pieces.put(piece)
 
     def serve(self, thread: PoolThread) -> None:
-        """Process pieces until the last one or a stop."""
+        """Process pieces of work until there are no more or the pool stops."""
         spent_s: float | None = 0.0
         while spent_s is not None:
             spent_s = self._serve_one(thread, spent_s)
 
     def _serve_one(self, thread: PoolThread, spent_s: float) -> float | None:
-        """Process the next piece; return the seconds spent, or None if there is no more work."""
+        """Process the next piece of work; return the seconds spent, or None if there is no more work."""
         piece: SimpleQueue[Outcome] = SimpleQueue()
         with self._turn:
             self.work_s += spent_s
@@ -326,20 +354,20 @@ class OrderedMap(InlineMap[Claim, Result]):
 
 
 WAITS: dict[int, tuple[float, Callable[[], str]]] = {}
-"""By thread that waits for a batch: since when, and a function that names the reason."""
-_watching: dict[int, bool] = {}  # by process
+"""For each thread that waits for a batch: the start of the wait, and a function that names its reason."""
+_watching: dict[int, bool] = {}  # whether the logging thread runs, by process
 _TELL_AFTER_S = 10.0
 
 
 def tell_long_waits() -> None:
-    """Start the thread that logs the reason of waits of 10 s, and again after each doubling."""
+    """Start the thread that logs why a batch is late, after a wait of 10 s, 20 s, 40 s and so on."""
     if not _watching.setdefault(os.getpid(), False):
         _watching[os.getpid()] = True
         _thread.start_new_thread(_watch, ())
 
 
 def _watch() -> None:
-    told: dict[float, float] = {}  # the next line of each wait
+    told: dict[float, float] = {}  # for each wait, the number of seconds after which the next line is due
     while True:
         time.sleep(_TELL_AFTER_S / 20)
         waits = list(WAITS.values())
@@ -352,7 +380,7 @@ def _watch() -> None:
 
 
 def picklable_error(error: Exception) -> Exception:
-    """Return the error, or a RuntimeError with the same message if pickle cannot send it."""
+    """Return the error, or a RuntimeError with the same message if the error cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
     except Exception:

@@ -1,6 +1,7 @@
-"""The variants of data echoing, and the other named choices, shared with the configuration.
+"""The variants of data echoing and the other named options of a loader.
 
-This module imports nothing else of adaecho.
+The configuration uses these names too. To stay cheap to import and free of import cycles, this module imports
+nothing else from adaecho.
 """
 
 import numbers
@@ -9,19 +10,21 @@ from typing import Any
 
 ORDERS = ("permutation", "shards", "sequential")
 BUFFER_FORMATS = ("auto", "decoded", "encoded")
-MAX_FACTOR = 1 << 16  # an item holds its echo index in 16 bits: order.keyed
+MAX_FACTOR = 1 << 16  # order.keyed stores the index of a repeat in 16 bits
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the pipelines of the paper's section 3.
+    """One way to insert an echo stage into the input pipeline (paper, section 3).
+
+    The stages before the echo are called upstream. Without an echo, all stages before the training step are.
 
     Attributes:
-        name: value of the argument ``echo``.
-        stages: stages in the paper's order.
-        repeats: "examples" or "batches", the items of the echo; "" without an echo. Stages before the echo
-            are upstream; without an echo all stages but the step are.
-        augments_before: augmentation comes before the echo, so that the buffer holds decoded examples.
+        name: value of the loader's argument ``echo``.
+        stages: names of the stages in the order in which data pass through them.
+        repeats: whether the echo stage repeats "examples" or "batches"; "" if there is no echo stage.
+        augments_before: whether augmentation comes before the echo. The buffer then holds augmented, and
+            therefore decoded, examples.
     """
 
     name: str
@@ -31,7 +34,7 @@ class Variant:
 
     @property
     def batches_upstream(self) -> bool:
-        """Whether batches are made before the echo, so that the source may yield whole batches."""
+        """Whether batches are made before the echo stage. Only then can a source yield whole batches."""
         return self.repeats != "examples"
 
 
@@ -50,13 +53,16 @@ VARIANTS = {variant.name: variant for variant in _ALL}
 
 
 def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle_buffer: int) -> None:
-    """Raise ValueError if a variant cannot have this factor or buffer of batches.
+    """Check that a variant can be used with an echoing factor and a buffer of batches.
 
     Args:
-        variant: the variant.
-        factor: a number in [1, MAX_FACTOR), or "auto".
-        max_factor: bound of "auto", in [1, MAX_FACTOR).
-        batch_shuffle_buffer: number of batches.
+        variant: the variant of data echoing.
+        factor: the echoing factor, a number in [1, MAX_FACTOR) or "auto".
+        max_factor: upper bound of the factor under "auto", in [1, MAX_FACTOR).
+        batch_shuffle_buffer: number of batches in the shuffle buffer after batch echoing.
+
+    Raises:
+        ValueError: a value is out of range, or the variant does not have this stage.
     """
     if not 1 <= max_factor < MAX_FACTOR:
         raise ValueError(f"max_factor={max_factor}: must lie in [1, {MAX_FACTOR})")

@@ -80,7 +80,7 @@ def outcome(rows: list[Row]) -> list[Row]:
           the arm or of its baseline reached the target. The interval is null for the baseline itself, and if
           either arm has fewer than two searches.
         * ``ratio_bound``: only present if some searches of one of the two arms missed the target. The cost of
-          such a search is only known to be at least what it has read. The true ratio is then ``at least`` or
+          this search is only known to be at least what it has read. The true ratio is then ``at least`` or
           ``at most`` the given value, and there is no interval. If both arms have such searches, the ratio
           is null.
     """

@@ -195,7 +195,7 @@ class Design:
     def differences(self, recorded: "Design") -> list[str]:
         """Return one line for each difference from a recorded design that prevents continuing its sweep.
 
-        More trials, repeats or replacements for diverged trials are not such a difference.
+        More trials, repeats or replacements for diverged trials are allowed.
         """
         lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (

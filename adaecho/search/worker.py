@@ -35,7 +35,7 @@ from adaecho.training.signals import WaitEndedError
 
 MAX_ATTEMPTS = 3  # maximum number of attempts to run a trial
 ATTEMPTS = "attempts.log"  # has one line for each attempt that crashed or is still running
-# How long a worker waits for trials of other workers. If the host of such a trial has died, the trial seems
+# How long a worker waits for trials of other workers. If the host of a trial has died, the trial seems
 # to be running until its lock is stale, so the wait must be longer than that.
 _PATIENCE_S = STALE_AFTER_S + 30
 _PAUSE_S = (0.1, 10.0)

@@ -19,8 +19,7 @@ one item per example, for example the boxes of each image, whose number varies. 
 into micro-batches, the first axis of every tensor must be the axis of examples."""
 
 LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
-"""The sum of the losses in a batch, which is a scalar tensor with a gradient, and the sum of their weights,
-for example the number of images, tokens or matched boxes. Their quotient is the mean loss."""
+"""The sum of a batch's losses (a scalar with gradient) and of their weights."""
 
 Metrics = dict[str, float]
 Direction = Literal["max", "min"]

@@ -32,8 +32,7 @@ from adaecho.transforms.photographs import decode_image
 
 Options = CocoOptions | ScenesOptions
 Parts = tuple[Callable[[], SSD], "Validation", dict[str, Any]]
-"""The parts in which the two tasks differ: a function that builds the SSD, the validation split, and further
-fields of ``Task``."""
+"""What differs between the tasks: how to build the SSD, the validation split, other fields of ``Task``."""
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 _SHOWN_SCORE = 0.4
@@ -121,8 +120,8 @@ def _scenes(config: Config, options: ScenesOptions) -> Parts:
 class Detector(nn.Module):
     """SSD with a first layer that normalizes pixels.
 
-    It maps N images, uint8 [N, S, S, 3], to class logits [N, A, C], box codes [N, A, 4] and the default boxes
-    [A, 4], where A is the number of default boxes and C the number of classes including the background.
+    It maps images, uint8 [N, S, S, 3], to class logits [N, A, C], box codes [N, A, 4] and the default boxes,
+    [A, 4]. A is the number of default boxes, and C is the number of classes including the background.
     """
 
     def __init__(self, ssd: SSD, *, channels_last: bool) -> None:

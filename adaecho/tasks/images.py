@@ -26,8 +26,7 @@ from adaecho.transforms.photographs import decode_image, decoder_for
 from adaecho.transforms.small_images import Images
 
 Prediction = tuple[Iterable[Any], torch.Tensor, torch.Tensor]
-"""A batch of n images, uint8 [n, H, W, C], with labels, int64 [n], and logits, float [n, classes].
-Labels and logits are on the device of the model."""
+"""Images, uint8 [n, H, W, C], and, on the device, labels, int64 [n], and logits, float [n, classes]."""
 
 Predictions = Callable[[nn.Module, Split, torch.device, DistributedContext], Iterable[Prediction]]
 """A function that yields the predictions of a model, batch by batch, for a rank's share of a split."""

@@ -1,6 +1,7 @@
-"""The user's functions: their checks, and the side of the buffer on which each runs.
+"""The functions that the user passes to a loader: their checks, and the stage at which each runs.
 
-Augmentation is keyed to (seed, fresh serial, echo index). It is vectorised or handles one example at a time.
+The random numbers of an augmentation depend only on the seed, the serial number of the fresh example and the
+index of its repeat. An augmentation is vectorised or handles one example at a time.
 """
 
 import inspect
@@ -18,30 +19,31 @@ from adaecho.echo.variants import BUFFER_FORMATS
 
 Origin = Callable[[int], str]
 Augment = Callable[[keyed.Items, Examples], Examples]
-"""Examples and which they are, to as many."""
+"""A function of items and their examples that returns as many augmented examples."""
 
-# Separates the seed of the first of two augmentations from that of the second.
+# Makes the seed of the first of two augmentations differ from that of the second.
 _ONCE = 0x6F6E63655F666F72
 
 
 class Augmentation:
-    """A user's augmentation, of one of three kinds.
+    """A user's augmentation in one of three forms.
 
-    * ``augment.block(arrays, keys)``: arrays [n, ...] in the form of an example, keys uint64 [n]; returns
-      the same form. It draws with ``adaecho.echo.order.keyed`` and takes precedence.
-    * ``augment(example, rng)``: ``rng`` is a NumPy generator keyed to this example and repeat.
-    * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``. The loader seeds
-      them for each example and restores them afterwards, which is slower.
+    * An object with a method ``augment.block(arrays, keys)`` augments n examples at once. It receives arrays
+      [n, ...] nested like an example and keys, uint64 [n], and returns arrays in the same nesting. It draws
+      random numbers from the keys with ``adaecho.echo.order.keyed``. This form is used if it exists.
+    * ``augment(example, rng)`` receives a NumPy generator that depends only on the example and its repeat.
+    * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``. The loader seeds
+      them before each example and restores them afterwards, so this form is slower.
 
-    Errors get a note that names the example.
+    If the augmentation raises an error, a note that names the example is added to it.
 
     Args:
-        augment: an augmentation of one of these kinds.
+        augment: an augmentation in one of these forms.
         seed: seed of its random numbers.
-        origin: names the example of a serial in messages.
+        origin: function that returns the name of the example with a serial number, for messages.
 
     Raises:
-        ValueError: it is not callable, or takes another number of arguments.
+        ValueError: the augmentation cannot be called, or takes another number of arguments.
     """
 
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
@@ -53,7 +55,7 @@ class Augmentation:
         self._seeds = self._num_arguments == 1 and not says_thread_safe(augment)
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Return the augmented examples of these items."""
+        """Return the examples after augmentation; ``items`` identify each example and its repeat."""
         drawn = keyed.item_keys(self._seed, items)
         if self._block is not None:
             try:
@@ -87,16 +89,22 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
 
 
 def says_thread_safe(function: Any) -> bool:
-    """Whether a function, or the object of a method, declares ``thread_safe`` or has a ``block``."""
+    """Return whether several threads may call a function at once.
+
+    They may if the function, or the object whose method it is, declares ``thread_safe = True``, or if the
+    function has a vectorised ``block``.
+    """
     owner = getattr(function, "__self__", None)
     return hasattr(function, "block") or any(getattr(one, "thread_safe", False) for one in (function, owner))
 
 
 def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]:
-    """Return the augmentations of ``augment=``: none, one, or the two of (once, each_time).
+    """Return the list of augmentations that the argument ``augment`` describes.
+
+    The list is empty for None, has two entries for a pair ``(once, each_time)``, and one entry otherwise.
 
     Raises:
-        ValueError: it is another tuple, or not callable in this way.
+        ValueError: the argument is a tuple of another length, or contains no valid augmentation.
     """
     if isinstance(augment, tuple) and len(augment) != 2:
         raise ValueError(f"augment: expected a tuple (once, each_time), got {len(augment)} parts")
@@ -107,7 +115,7 @@ def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]
 
 
 def in_turn(augments: Sequence[Augment]) -> Augment | None:
-    """Compose augmentations into one; None for an empty sequence."""
+    """Return one augmentation that applies the given ones in order; None if there are none."""
 
     def augmented(items: keyed.Items, examples: Examples) -> Examples:
         for augment in augments:
@@ -118,7 +126,7 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
 
 
 def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
-    """Return an augmentation that decodes, for a buffer of encoded examples."""
+    """Return an augmentation that only decodes, to run first if the buffer holds encoded examples."""
     note = f"while decoding {{}}; {NONE_SKIPPED}"
     return lambda items, examples: one_by_one(decode, zip(singles_of(examples)), items, origin, note)
 
@@ -126,7 +134,10 @@ def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
 def one_by_one(
     make: Callable[..., Any], given: Iterable[Any], items: keyed.Items, origin: Origin, note: str
 ) -> list[Any]:
-    """Call ``make`` for each item; an error gets a note that names its example."""
+    """Return the results of ``make`` for each item, called with the arguments in ``given``.
+
+    If a call raises an error, a note that names the example is added to it.
+    """
     made: list[Any] = []
     try:
         for arguments in given:
@@ -138,16 +149,24 @@ def one_by_one(
 
 
 def span(items: keyed.Items, origin: Origin) -> str:
-    """Name several items in a message: their first and last examples."""
+    """Return a description of several items for messages, with the names of the first and last example."""
     first, last = origin(int(items[0]) >> keyed.ECHO_BITS), origin(int(items[-1]) >> keyed.ECHO_BITS)
     return first if len(items) == 1 else f"{len(items)} examples, from {first} to {last}"
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
-    """Return whether a function takes its generator by name only, and its number of arguments, 1 or 2.
+    """Return how to call a user's function that may take a random generator as second argument.
+
+    Args:
+        function: the function.
+        name: name of the EchoLoader argument with which it was passed, for messages.
+
+    Returns:
+        Whether the generator must be passed by name (``rng=``), and the number of arguments: 2 with a
+        generator, 1 without.
 
     Raises:
-        ValueError: it cannot be called with an example (or a list of them) and a generator.
+        ValueError: the function cannot be called with an example (or a list of examples) and a generator.
     """
     if not callable(function):
         pair = "; pass two parts as a tuple (once, each_time)" * isinstance(function, list)
@@ -168,15 +187,17 @@ def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class Functions:
-    """The user's functions.
+    """The functions that the user passes to a loader.
 
     Attributes:
-        decode, augment, collate, batch_length: arguments of EchoLoader.
+        decode, augment, collate, batch_length: the arguments of EchoLoader with these names.
         settings: settings of the loader.
-        buffer_format: "decoded", "encoded" or "auto": the form of examples in the buffer.
+        buffer_format: whether the buffer holds "decoded" or "encoded" examples; "auto" lets the loader
+            choose.
 
     Raises:
-        ValueError: one is not callable or would never be called, or the buffer cannot hold this form.
+        ValueError: a function cannot be called or would never be used, or the buffer cannot hold examples in
+            this form.
     """
 
     decode: Callable[[Any], Any] | None
@@ -215,14 +236,16 @@ class Functions:
 
     @property
     def _augments_before_buffer(self) -> bool:
-        """Whether an augmentation, or the first of a pair, runs before the shuffle buffer."""
+        """Whether the augmentation, or the first of a pair, runs before the shuffle buffer."""
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
     def choose_buffer_format(self, peek: Callable[[], Any] | None) -> str:
-        """Resolve ``auto`` to "decoded" or "encoded".
+        """Return the buffer format to use, "decoded" or "encoded".
 
-        ``peek`` returns the first example of the source, encoded; None for an iterable.
+        Args:
+            peek: function that returns the first example of the source before decoding; None if the source
+                cannot be read yet.
         """
         settings = self.settings
         if self.buffer_format != "auto":
@@ -234,14 +257,14 @@ class Functions:
         return "decoded" if self._fits_decoded(peek) else "encoded"
 
     def _fits_decoded(self, peek: Callable[[], Any] | None) -> bool:
-        """Whether a buffer of decoded examples fits into half of the free memory; True if unknown."""
+        """Return whether a buffer of decoded examples fits into half of the free memory; True if unknown."""
         free = free_bytes()
         if free is None or peek is None:
             return True
         assert self.decode is not None
         try:
             first = self.decode(peek())
-        except Exception:  # reading will report it
+        except Exception:  # the error will be reported when the example is read for training
             return True
         return self.settings.shuffle_buffer * num_bytes(first) <= free / 2
 
@@ -252,16 +275,25 @@ class Functions:
         return all(part is None or says_thread_safe(part) for part in (self.decode, *parts))
 
     def around_the_buffer(self, buffer_format: str, origin: Origin) -> tuple[Preparation, Augment | None]:
-        """Return the preparation before the buffer and the augmentation after it, which may decode first."""
+        """Divide the user's functions between the stages before and after the shuffle buffer.
+
+        Args:
+            buffer_format: "decoded" or "encoded".
+            origin: function that returns the name of the example with a serial number, for messages.
+
+        Returns:
+            The preparation of examples before the buffer, and the augmentation after it (None without one).
+            With a buffer of encoded examples, the augmentation decodes them first.
+        """
         settings = self.settings
         parts = augmentations(self.augment, settings.seed, origin)
-        # ``once`` of (once, each_time) runs before the echo.
+        # The first ``cut`` augmentations run before the echo. For a pair (once, each_time) this is ``once``.
         cut = len(parts) if settings.variant.augments_before else len(parts) - 1
         cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
         before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
         if self.decode is None or buffer_format == "decoded":
             return Preparation(self.decode, before), after
-        # The loader can skip a bad example only before the buffer.
+        # The loader can skip a bad example only before the buffer, so it decodes each one there as a test.
         tried = Tried(self.decode) if settings.max_bad_examples else None
         for_augment = getattr(self.decode, "for_augment", None)
         first = self.augment[0] if isinstance(self.augment, tuple) else self.augment

@@ -1,6 +1,6 @@
-"""Make batches: shuffle > [augment >] batch [> echo > shuffle batches].
+"""The stages that make batches: shuffle > [augment >] batch [> echo > shuffle batches].
 
-A whole batch of the source is treated as one example of batch size 1.
+If the source yields whole batches, each of them is treated as one example, with batch size 1.
 """
 
 import threading
@@ -24,17 +24,17 @@ from adaecho.echo.order.stage import EchoStage, FreshBlock, Outputs
 from adaecho.echo.order.stream import Cursor, Stream
 from adaecho.echo.state import LoaderCursor
 
-_COLLATE_SEED = 3  # added to the seed
+_COLLATE_SEED = 3  # added to the loader's seed, so that collate draws other numbers than the loader
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch and the cursor of the consumer after it.
+    """A batch together with the loader's cursor after it.
 
     Attributes:
-        content: the batch that the consumer receives.
-        position: the cursor after it.
-        length: number of examples in a whole batch.
+        content: the batch that the training loop receives.
+        position: the cursor after the batch.
+        length: number of examples, if this is a whole batch of the source.
     """
 
     content: Any
@@ -43,16 +43,17 @@ class Batch:
 
 
 class Collator:
-    """Collate examples with the user's function, in any thread.
+    """Turns lists of examples into batches with the user's function.
 
-    One thread at a time calls the function, unless it declares ``thread_safe = True``: e.g. a Hugging Face
-    tokenizer stores the length of its last call. The function must not draw from the global generators,
-    which the training step may use. A function of two arguments receives a generator keyed to the batch.
+    Several threads make batches, but only one at a time calls the function, unless it declares
+    ``thread_safe = True``. A Hugging Face tokenizer, for example, is not thread-safe, because it stores the
+    length of its last call. The function must not draw from the global generators, because the training step
+    may use them at the same time. A function of two arguments receives a generator seeded for the batch.
 
     Args:
-        collate: turns a list of examples into a batch; None for the default.
-        seed: seed of the keyed generator.
-        origin: names the example of a serial in messages.
+        collate: function that turns a list of examples into a batch; None for the default.
+        seed: seed of the generators that the function receives.
+        origin: function that returns the name of the example with a serial number, for messages.
     """
 
     def __init__(self, collate: Callable[..., Any] | None, seed: int, origin: Origin) -> None:
@@ -63,7 +64,7 @@ class Collator:
         self._takes_rng = collate is not None and arguments_of(collate, "collate")[1] == 2
 
     def batch(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """Return the batch of these examples."""
+        """Return the batch that these examples make; ``items`` identify them."""
         rng = []
         if self._takes_rng:
             rng.append(keyed.generator(keyed.item_keys(self._seed, items[:1])[0]))
@@ -77,15 +78,18 @@ class Collator:
 
 @dataclass(frozen=True)
 class BatchBuilder:
-    """Builds batches of examples that have left the buffer.
+    """Builds batches from examples that have left the shuffle buffer.
 
     Attributes:
-        batch_size: examples per batch.
-        augment: function of (items, examples); None if augmentation comes before the echo.
-        collating: collates the examples.
-        move: moves a batch to its device.
-        length: number of examples in a whole batch; None if the source yields examples.
-        kept: the source yields the same batch objects again, so the consumer gets copies.
+        batch_size: number of examples per batch.
+        augment: function of (items, examples) that augments examples; None if augmentation comes before the
+            echo.
+        collating: turns examples into a batch.
+        move: function that moves a batch to the device.
+        length: function that returns the number of examples in a whole batch; None if the source yields
+            single examples.
+        kept: whether the source may yield the same batch object again. The training loop then receives
+            copies, so that it cannot change the source's object.
     """
 
     batch_size: int
@@ -96,15 +100,15 @@ class BatchBuilder:
     kept: bool = False
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Augment examples that have left the buffer."""
+        """Return the examples after augmentation, or unchanged if augmentation comes before the echo."""
         return examples if self.augment is None or not len(items) else self.augment(items, examples)
 
     def examples_in(self, batches: Examples) -> int:
-        """Number of examples in the single whole batch; 0 if these are examples."""
+        """Return the number of examples in a whole batch of the source; 0 if the source yields examples."""
         return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
-        """Make one batch of its examples."""
+        """Make one batch from its examples and move it to the device."""
         if self.length is not None:
             assert not isinstance(examples, Columns)
             return self.move(duplicate(examples[0]) if self.kept else examples[0])
@@ -114,16 +118,16 @@ class BatchBuilder:
 
 
 class Batches:
-    """Batches of the outputs of a stage.
+    """Makes batches from the outputs of the echo stage for examples.
 
     Args:
-        stage: repeats and shuffles examples; a factor of 1 only shuffles.
-        pool: holds the examples.
+        stage: the stage that repeats and shuffles examples. With an echoing factor of 1 it only shuffles.
+        pool: stores the examples.
         making: builds the batches.
-        position: cursor at the start.
-        group: returns the number of batches to make at once, as slices of one stack. More than 1 saves most
-            of the interpreter's work for small arrays.
-        drop_last: drop a short batch at the end of an epoch.
+        position: the loader's cursor at the start.
+        group: function that returns the number of batches to make at once, as slices of one stack. For small
+            arrays more than 1 saves most of the interpreter's work.
+        drop_last: whether to drop a short batch at the end of an iteration.
     """
 
     def __init__(
@@ -140,19 +144,22 @@ class Batches:
         self._position, self._group, self._drop_last = position, group, drop_last
 
     def claim(self) -> tuple[Outputs, Any] | None:
-        """Claim the examples of the next batches; None at the end of the iteration."""
+        """Take the examples of the next batches from the pool; None at the end of the iteration.
+
+        One thread at a time calls this, so that the order is fixed. ``work`` may run in many threads.
+        """
         outputs = self._stage.take(self._group() * self.making.batch_size)
         return (outputs, self._pool.take(outputs.rows, outputs.items)) if len(outputs) else None
 
     def work(self, claim: tuple[Outputs, Any]) -> list[Batch]:
-        """Make the batches."""
+        """Make the batches of a claim."""
         (outputs, taken), size, before = claim, self.making.batch_size, self._position
         items = outputs.items  # int64 [n], n up to group * batch_size
         examples = self.making.augmented(items, taken)
         length = self.making.examples_in(examples)
         batches = []
         short = len(items) % size if self._drop_last else 0
-        for start in range(0, len(items) - short, size):  # slices of one stack: nothing is copied
+        for start in range(0, len(items) - short, size):  # batches are slices of a stack, without copies
             end = min(start + size, len(items))
             part = examples if end - start == len(items) else examples[start:end]
             index = outputs.next_index(end)
@@ -163,22 +170,22 @@ class Batches:
         return batches
 
     def remade(self, items: keyed.Items, taken: Examples) -> Batch:
-        """Make a batch again that still has repeats."""
+        """Make a batch again after a resume, because it still has repeats."""
         examples = self.making.augmented(items, taken)
         length = self.making.examples_in(examples)
         return Batch(self.making.batch(items, examples), self._position, length)
 
 
 class EchoedBatches:
-    """Repeat whole batches: ... > batch > echo [> shuffle batches] (paper, section 3).
+    """The last stages of batch echoing: ... > batch > echo [> shuffle batches] (paper, section 3).
 
-    This is an ``order.stage.EchoStage`` of batches, with this object as its pool.
+    It uses an ``order.stage.EchoStage`` whose items are batches, and serves itself as the pool of that stage.
 
     Args:
-        fresh: returns the next fresh batch; None at the end of the iteration.
-        stream: stream of the batches.
-        position: cursor at the start.
-        held: batches that still have repeats there, by number.
+        fresh: function that returns the next fresh batch; None at the end of the iteration.
+        stream: the stream of batches.
+        position: the loader's cursor at the start.
+        held: the batches that still have repeats at the cursor, by number.
     """
 
     def __init__(
@@ -190,15 +197,15 @@ class EchoedBatches:
     ) -> None:
         self._fresh, self._stream, self._pool = fresh, stream, held
         self._stage = EchoStage(self._next_fresh, self, stream, block=1)
-        self._outputs: deque[tuple[int, Cursor]] = deque()  # items and the cursor after each
-        self._upstream = position  # the cursor of the stages before
+        self._outputs: deque[tuple[int, Cursor]] = deque()  # items, each with the cursor after it
+        self._upstream = position  # the cursor after the last fresh batch
         contents = stream.contents(position.batches)
         self._stage.resume(position.batches, position.next_number, contents, stream.numbers)
         self._left = Counter(stream.numbers(contents.items).tolist())  # remaining repeats of each batch
         self._held, self.busy_s = position.held_examples, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Insert one batch with its number of repeats; its number serves as row."""
+        """Store one batch with its number of repeats. The number of the batch serves as its row."""
         (batch,), number = batches, self._stage.next_index - 1
         if not self._pool and self._stream.size:
             check_memory(self._stream.size * num_bytes(batch.content), "batch_shuffle_buffer")
@@ -207,12 +214,12 @@ class EchoedBatches:
         return np.array([number], dtype=np.int64)
 
     def next(self) -> Batch | None:
-        """Return the next repeat; None at the end of the iteration."""
+        """Return the next batch, which is a repeat or a fresh one; None at the end of the iteration."""
         if not self._outputs:
             self._outputs.extend(self._stage.take_repeats())
         if not self._outputs:
-            # After a resume while the buffer drains, upstream has not yet read the remainder that drop_last
-            # drops, nor met the end.
+            # After a resume into a draining buffer, the stages before have not yet reached the end of their
+            # input, nor read the examples that drop_last drops. This call lets them do so.
             self._fresh()
             return None
         start = time.perf_counter()
@@ -226,10 +233,10 @@ class EchoedBatches:
         return Batch(content, position)
 
     def _used(self, number: int) -> Any:
-        """Return the content of one repeat, which shares no memory with later ones."""
+        """Return the content of one repeat of a batch, which shares no memory with later repeats."""
         self._left[number] -= 1
         if self._left[number]:
-            # Copy: a write into this repeat must not change later ones.
+            # The batch is copied, because the training loop may write into it.
             return duplicate(self._pool[number].content)
         del self._left[number]
         batch = self._pool.pop(number)

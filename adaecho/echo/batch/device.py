@@ -1,4 +1,4 @@
-"""Batches of any form: copies to a device during the step, and the number of examples."""
+"""Operations on batches of any structure: copying them to a device, and counting their examples."""
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
@@ -12,18 +12,21 @@ from adaecho.echo.memory.pytree import children, with_children
 class ToDevice:
     """Copies batches to a device in the loader's threads.
 
-    For CUDA it pins a batch and copies it on a separate stream, during the step on the previous batch. Batch
-    echo repeats batches on the device.
+    For a CUDA device, a batch is copied to pinned memory and from there to the device on a separate stream,
+    so that the copy runs during the training step on the previous batch. Batch echoing repeats batches on the
+    device, so that each batch is transferred only once.
 
     Args:
         device: target device; None leaves batches unchanged.
 
     Raises:
-        ValueError: torch does not know the device, or does not find it.
+        ValueError: torch does not know the device or cannot find it.
     """
 
     def __init__(self, device: str | torch.device | None) -> None:
-        try:  # "cuda" is this thread's current device: in the loader's threads it would be the first device
+        # The device is resolved here, because "cuda" means the current device of a thread. In the loader's
+        # threads this would be the first device.
+        try:
             self._device = None if device is None else torch.empty(0, device=device).device
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise ValueError(
@@ -33,7 +36,7 @@ class ToDevice:
         self._stream: torch.cuda.Stream | None = None
 
     def move(self, batch: Any) -> Any:
-        """Return the batch on the device; called by the loader's threads."""
+        """Return the batch on the device. The loader's threads call this."""
         if self._device is None:
             return batch
         if not self._cuda:
@@ -42,36 +45,48 @@ class ToDevice:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             moved = on_tensors(batch, self._copy)
-        # The loader's thread waits, not the consumer.
+        # The loader's thread waits for the copy here, so that the training loop does not have to.
         self._stream.synchronize()
         return moved
 
     def _copy(self, part: Any) -> Any:
         if not isinstance(part, torch.Tensor):
-            # Its tensors are unknown, so ``received`` cannot protect memory of the separate stream.
+            # The tensors inside this object are unknown, so ``received`` could not record that the training
+            # loop's stream uses their memory. The copy therefore runs on the default stream.
             with torch.cuda.stream(torch.cuda.default_stream(self._device)):
                 return part.to(self._device)
-        # torch pins CPU tensors only.
+        # torch can pin only tensors in CPU memory.
         pinned = part.pin_memory() if part.device.type == "cpu" else part
         return pinned.to(self._device, non_blocking=True)
 
     def received(self, batch: Any) -> None:
-        """Record, in the consumer's thread, that its stream uses the memory."""
+        """Tell torch that the stream of the calling thread uses the memory of this batch.
+
+        The thread that receives the batch calls this. Otherwise torch could reuse the memory for the next
+        copy while the training step still reads it.
+        """
         if not self._cuda:
             return
         stream = torch.cuda.current_stream(self._device)
-        # A thread may have cloned a repeat, on the default stream.
+        # A loader's thread may have cloned this repeat on the default stream, which must finish first.
         stream.wait_stream(torch.cuda.default_stream(self._device))
         on_tensors(batch, lambda part: part.record_stream(stream) if isinstance(part, torch.Tensor) else part)
 
 
 def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
-    """Apply a function to each tensor of a batch, and to each object with ``to(device)``.
+    """Apply a function to each tensor in a batch, and to each other object with a method ``to(device)``.
+
+    Args:
+        batch: the batch, of any nesting.
+        call: function of a tensor or object that returns its replacement.
+
+    Returns:
+        The batch with the replacements, in the same containers.
 
     Raises:
         ValueError: an object holds tensors but has no ``to``.
     """
-    # A UserDict is, e.g., the BatchEncoding of Hugging Face.
+    # BatchEncoding of Hugging Face, for example, is a UserDict.
     own = not isinstance(batch, dict | UserDict | list)
     if own and callable(getattr(batch, "to", None)):  # a tensor, PackedSequence, TensorDict, ...
         return call(batch)
@@ -87,15 +102,16 @@ def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
 
 
 def batch_length(batch: Any) -> int:
-    """Return the number of examples in a batch.
+    """Return the number of examples in a batch, as far as its structure shows it.
 
-    * An array or tensor: its leading length.
-    * A mapping or tuple of columns: the leading length of the first array. Without arrays: the length of the
-      first mapping, tuple or list, with one entry for each example.
-    * A list: the leading length that all its arrays share, as ``default_collate`` makes; else its length.
+    * For an array or tensor, this is its leading length.
+    * For a mapping or tuple, it is the leading length of the first array in it. If there is no array, it is
+      the length of the first mapping, tuple or list in it, which has one entry for each example.
+    * For a list whose arrays all have the same leading length, it is this length, because
+      ``default_collate`` makes such lists of columns. For any other list, it is the length of the list.
 
     Raises:
-        ValueError: none of these applies.
+        ValueError: none of these rules applies.
     """
     length = _length(batch)
     if length is None:
@@ -131,6 +147,6 @@ def _of_columns(columns: Iterable[Any]) -> int | None:
 
 
 def _leading_lengths(values: Iterable[Any]) -> list[int]:
-    """Leading lengths of the arrays in a sequence."""
+    """Return the leading length of each array in a sequence."""
     shapes = [getattr(value, "shape", None) for value in values]
     return [int(shape[0]) for shape in shapes if isinstance(shape, tuple) and len(shape)]

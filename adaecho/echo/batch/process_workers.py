@@ -1,11 +1,14 @@
 """Worker processes that read, cache, decode and augment examples.
 
-The worker that reads an example caches it until its last use. The loader's process handles tokens instead of
-examples: serial and worker in one number. All decisions rest on identities, so batches are bit for bit the
-same as without processes. Examples of an iterable are read here and sent to the workers.
+The worker that reads an example caches it until its last use, so that each example crosses a process boundary
+only after augmentation. The loader's process handles tokens instead of examples. A token combines the serial
+number of an example with the number of its worker. Because the order of batches depends only on such numbers,
+the batches are bit for bit the same as without processes. Examples of an iterable are read in the loader's
+process and sent to the workers.
 
-Workers are forked, not spawned: no main script is imported again, and only requests and answers are pickled.
-Large arrays return in memory that both processes map. A worker ends with its pipe, or with its parent.
+Workers are forked, not spawned, so that the main script is not imported again and only requests and answers
+must be pickled. Large arrays return through memory that both processes map. A worker ends when its pipe is
+closed, or when its parent ends.
 """
 
 import copyreg
@@ -38,14 +41,14 @@ from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read import Reader
 from adaecho.echo.threads import PoolThread, Shutdown, picklable_error
 
-_LEAST_BYTES = 1 << 14  # the pipe is as fast for smaller arrays
-_LOOK_EVERY_S = 0.5  # interval between checks that the parent lives
-_END_S = 1.0  # for a process to end by itself
+_LEAST_BYTES = 1 << 14  # smaller arrays go through the pipe, which is as fast for them
+_LOOK_EVERY_S = 0.5  # interval between checks that the parent process lives
+_END_S = 1.0  # time for a process to end by itself before it is killed
 Handler = Callable[..., Any]
 Ticket = SimpleQueue[Any]
-"""Receives the answer to a request; None if the process ended before."""
+"""A queue that receives the answer to one request, or None if the process ended before it answered."""
 Requests = PriorityQueue[tuple[int, int, bytes]]
-"""Requests by priority, then by order; an empty one ends the worker."""
+"""Requests as (priority, number, body), the smallest first. A request with an empty body ends the worker."""
 
 
 class ProcessDiedError(RuntimeError):
@@ -53,26 +56,30 @@ class ProcessDiedError(RuntimeError):
 
 
 def can_fork() -> bool:
-    """Whether this process can fork workers. macOS libraries do not survive it; daemons may not."""
+    """Return whether this process can fork workers.
+
+    Libraries of macOS do not work after a fork, and Python does not let daemon processes have children.
+    """
     forks = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
     return forks and not multiprocessing.current_process().daemon
 
 
 @dataclass
 class Shared:
-    """An answer whose large arrays lie in the memory of its slot, until the slot is used again."""
+    """An answer whose large arrays lie in shared memory, in a slot that later answers will use again."""
 
     value: Any
 
 
 class WorkerProcess:
-    """One worker process.
+    """One worker process, as seen from the loader's process.
 
     Args:
-        make: called in the process; returns the handler of requests.
-        others: workers forked before, whose pipes this one must close.
-        slots: number of answers whose arrays may exist at the same time.
-        slot_bytes: bytes of each slot; the system commits a page at its first write.
+        make: function that is called in the new process and returns the handler of requests.
+        others: workers that were forked earlier. The new process must close their pipes.
+        slots: number of answers whose arrays may be in shared memory at the same time.
+        slot_bytes: size of each slot in bytes. Unused memory is free, because the operating system provides
+            a page only at its first write.
     """
 
     def __init__(
@@ -92,7 +99,8 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Fork the process."""
-        # Block Ctrl-C until the child ignores it. Python warns of a fork while threads exist.
+        # Ctrl-C is blocked until the child ignores it. Python's warning about a fork while threads exist is
+        # suppressed.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
@@ -103,13 +111,18 @@ class WorkerProcess:
         self._there.close()
 
     def begin_receiving(self) -> None:
-        """Start the thread that receives answers, after all forks."""
+        """Start the thread that receives answers. This must come after the last fork."""
         self._receiver.start()
 
     def send(self, slot: int, *request: Any) -> Ticket:
-        """Send a request and return the queue of its answer. The main thread must not call this.
+        """Send a request and return the queue that will receive its answer.
 
-        Requests for batches precede requests for reads, because consumers wait for batches.
+        The worker handles requests for batches before requests to read, because the training loop waits for
+        batches. The main thread must not call this, since an interrupt could split the message.
+
+        Args:
+            slot: slot for the arrays of the answer.
+            request: "read" or "made", followed by the arguments.
         """
         ticket = Ticket()
         with self._sending:
@@ -118,14 +131,17 @@ class WorkerProcess:
                 ticket.put(None)
                 return ticket
             self._waiting[number] = ticket
-            # The last byte is the priority; pickle ignores it.
+            # The last byte is the priority of the request. Pickle ignores bytes after the end of a value.
             body = _dumps((slot, request)) + bytes([request[0] == "read"])
-            with suppress(OSError):  # the receiver sees the end
+            with suppress(OSError):  # the receiving thread notices the end of the process
                 self._connection.send_bytes(body)
         return ticket
 
     def _receive(self) -> None:
-        """Pass each answer to its request, so that no answer waits for a thread that waits elsewhere."""
+        """Put each answer into the queue of its request, until the process ends.
+
+        A separate thread does this, so that no answer has to wait for a thread that waits for another one.
+        """
         with suppress(EOFError, OSError):
             while True:
                 number, *answer = pickle.loads(self._connection.recv_bytes())
@@ -136,10 +152,11 @@ class WorkerProcess:
             ticket.put(None)
 
     def receive(self, ticket: Ticket) -> Any:
-        """Return the answer, or raise the error of its handler.
+        """Wait for the answer to a request and return it.
 
         Raises:
-            ProcessDiedError: the process has ended.
+            ProcessDiedError: the process has ended without an answer.
+            Exception: the error that the handler raised in the worker process.
         """
         start, answer = time.perf_counter(), ticket.get()
         if answer is None:
@@ -164,13 +181,13 @@ class WorkerProcess:
         return result.value if isinstance(result, Shared) else result
 
     def kill(self) -> None:
-        """Kill the process; threads that wait for answers stop."""
+        """Kill the process, which also ends the waits of threads for its answers."""
         self.closed = True
         if self._process.ident is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, while no thread waits for an answer."""
+        """End the process. No thread may be waiting for an answer."""
         self.closed = True
         with suppress(OSError):
             self._connection.send_bytes(b"")
@@ -186,7 +203,7 @@ class WorkerProcess:
 def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5, buffer_callback=put)
-    # Pickle stores all memory behind a tensor, even if the tensor is a view of a part.
+    # Pickle would store all memory behind a tensor, even if the tensor is a view of only a part of it.
     pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda one: one.clone().__reduce_ex__(5)}
     pickler.dump(value)
     return file.getvalue()
@@ -195,15 +212,16 @@ def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None)
 def _serve(
     connection: Any, others: list[Any], memory: Any, slot_bytes: int, make: Callable[[], Handler]
 ) -> None:
-    # The parent handles these signals. SIG_IGN would also apply to commands that a dataset starts.
+    # The parent handles these signals. They are not set to SIG_IGN, because commands that a dataset starts
+    # would inherit it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in others:
-        other.close()  # otherwise other workers would not see the end of their pipes
+        other.close()  # with a copy open here, another worker could not see that its pipe was closed
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(0)  # its threads exist only in the parent
+        sys.modules["cv2"].setNumThreads(0)  # the threads of OpenCV exist only in the parent
     requests: Requests = PriorityQueue()
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()
@@ -226,13 +244,13 @@ def _serve(
 
 
 def _listen(connection: Any, requests: Requests, parent: int) -> None:
-    """Receive requests at once, so that the sender never waits."""
+    """Receive requests as soon as they arrive, so that the sender never has to wait; end with the parent."""
     number = 0
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
                 if not (request := connection.recv_bytes()):
-                    break  # the parent closes this worker
+                    break  # an empty request ends the worker
                 number += 1
                 requests.put((request[-1], number, request))
     requests.put((-1, 0, b""))
@@ -244,7 +262,13 @@ def _listen(connection: Any, requests: Requests, parent: int) -> None:
 def _shared(
     memory: mmap.mmap, begin: int, end: int, spans: list[tuple[int, int]]
 ) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return a callback for a pickler that moves large arrays into a slot and records their spans."""
+    """Return a callback for a pickler that copies large arrays into a slot of shared memory.
+
+    Args:
+        memory: the shared memory.
+        begin, end: first byte of the slot, and the first byte after it.
+        spans: list to which the callback appends the first and last position of each array.
+    """
 
     def put(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -258,23 +282,25 @@ def _shared(
     return put
 
 
-_MEMORY_BYTES = 1 << 28  # for the arrays of one batch in transit, over all workers
-_SMALL_BYTES = 1 << 20  # two batches up to this size are made at once
+_MEMORY_BYTES = 1 << 28  # shared memory for the arrays of one batch, over all workers
+_SMALL_BYTES = 1 << 20  # two batches are made at once if together they have at most this many bytes
 
 Tokens = NDArray[np.int64]
-"""Serial and worker of an example, in one number."""
+"""Tokens, each of which combines the serial number of an example with the number of its worker."""
 
 
 class WorkerStore:
-    """The examples of one worker, in its process.
+    """The examples that one worker caches, and its handler of requests. It exists only in the worker process.
 
     Args:
-        reader, making: those of the loader.
-        resident: the source's rows lie in memory, so that each use is read and nothing is cached.
+        reader: the loader's reader.
+        making: builds batches; here it only augments.
+        resident: whether the source's rows lie in memory. They are then read at each use and not cached.
     """
 
     def __init__(self, reader: Reader, making: BatchBuilder, *, resident: bool) -> None:
-        # Code that draws from the global generators against the rules must not repeat across workers.
+        # User code may draw from the global generators although it must not. After a fork all workers would
+        # draw the same numbers, so each gets its own random seed.
         key = int.from_bytes(os.urandom(8), "little")
         keyed.seed_globally(key, key >> 1)
         reader.go_alone()
@@ -299,7 +325,7 @@ class WorkerStore:
         if self._resident:
             claim: Any = self._reader.again(serials)
             examples = singles_of(self._reader.work(claim).examples)
-        else:  # a write into one use must not change the others
+        else:  # each use but the last gets a copy, because augmentation may write into the example
             examples = [
                 self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
                 for serial, is_last in zip(serials.tolist(), last.tolist(), strict=True)
@@ -311,7 +337,14 @@ class WorkerStore:
 
 
 class Sent(NamedTuple):
-    """Requests of a batch: slot, number of examples, and for each worker their indices and the ticket."""
+    """The requests that were sent to the workers for the examples of a batch.
+
+    Attributes:
+        slot: slot for the arrays of the answers.
+        length: number of examples in the batch.
+        parts: for each worker the indices of its examples in the batch, the worker, and the ticket for its
+            answer.
+    """
 
     slot: int
     length: int
@@ -319,14 +352,15 @@ class Sent(NamedTuple):
 
 
 class WorkerProcesses:
-    """Worker processes in place of the reader, the pool and the augmentation.
+    """The worker processes of a loader, which do the work of the reader, the pool and the augmentation.
 
     Args:
         number: number of processes.
+        reader: the loader's reader.
+        making: builds the loader's batches.
         world: number of ranks.
-        reader, making: those of the loader.
-        buffered: examples in the buffer before batches.
-        resident: rows in memory, read at each use instead of before it.
+        buffered: number of examples in the shuffle buffer.
+        resident: the rows of a source in memory, which are read at each use; None for other sources.
     """
 
     def __init__(
@@ -342,16 +376,16 @@ class WorkerProcesses:
         self._number, self._reader, self._making, self._world = number, reader, making, world
         self._buffered, self._resident = buffered, resident is not None
         self._example_bytes = 0 if resident is None else resident.example_bytes
-        self._left: dict[int, int] = {}  # remaining uses of each token
+        self._left: dict[int, int] = {}  # remaining number of uses of each token
         self._all: list[WorkerProcess] = []
         self._choosing, self._closing = threading.Lock(), threading.Lock()
-        self._reads, self._given = [0] * number, [0] * number  # reads in progress, and examples, of each
+        self._reads, self._given = [0] * number, [0] * number  # by worker: reads in progress, examples so far
         self._slots: SimpleQueue[int] = SimpleQueue()
-        self._num_slots = 2 * number + 1  # threads that make batches, and one that remakes some
+        self._num_slots = 2 * number + 1  # one for each thread that makes batches, and one for a resume
         for slot in range(self._num_slots):
             self._slots.put(slot)
 
-    # Called by a thread that no interrupt reaches
+    # The following methods are called by a thread that no interrupt reaches.
 
     def begin(self) -> None:
         """Fork the processes. No thread of the loader may be working."""
@@ -362,26 +396,26 @@ class WorkerProcesses:
                 lambda: WorkerStore(reader, making, resident=resident), self._all, slots=self._num_slots,
                 slot_bytes=slot_bytes,
             )  # fmt: skip
-            self._all.append(worker)  # before the start, or an interrupt would lose it
+            self._all.append(worker)  # before the start, because an interrupt would otherwise lose it
             worker.start()
         for worker in self._all:
             worker.begin_receiving()
 
     def kill(self) -> None:
-        """Kill the processes."""
+        """Kill all processes."""
         for worker in self._all:
             worker.kill()
 
     def close(self) -> None:
-        """End the processes, while nobody waits for their answers."""
+        """End all processes. No thread may be waiting for an answer."""
         with self._closing:
             while self._all:
                 self._all.pop().close()
 
-    # Called by threads
+    # The following methods are called by several threads at once.
 
     def read(self, claim: Any) -> FreshBlock:
-        """Let a worker read a claim; return tokens."""
+        """Let one worker read the examples of a claim, and return their tokens in place of the examples."""
         serials = claim[0]
         if self._resident:
             workers = serials // self._world % self._number
@@ -403,19 +437,25 @@ class WorkerProcesses:
         return fresh
 
     def batches_at_once(self) -> int:
-        """Number of batches to make at once: two if they are small, where transfer dominates, else one."""
+        """Return the number of batches to make at once.
+
+        It is two for small batches, for which the fixed cost of a transfer dominates, and one for others.
+        """
         pair = 2 * self._making.batch_size * self._example_bytes
         return 2 if 0 < pair <= _SMALL_BYTES else 1
 
-    # The interface of a pool, called by one thread at a time
+    # The following methods are the interface of a pool, which one thread at a time calls.
 
     def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
-        """Register tokens [n] with their numbers of uses; tokens serve as rows."""
+        """Register tokens [n] and the number of times that each will be used; the tokens serve as rows."""
         self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
         return tokens
 
     def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
-        """Request one augmented use of each token, in order, so that a worker knows the last use."""
+        """Request one augmented use of each token from the workers.
+
+        Each request says which uses are the last ones, so that the workers can drop those examples.
+        """
         last = np.zeros(len(tokens), dtype=bool)  # [n]
         for index, token in enumerate(tokens.tolist()):
             self._left[token] -= 1
@@ -429,7 +469,7 @@ class WorkerProcesses:
         return Sent(slot, len(items), parts)
 
     def augmented(self, _: keyed.Items, sent: Any) -> Examples:
-        """Return the requested augmented examples."""
+        """Wait for the examples that ``take`` requested, and return them after augmentation."""
         try:
             return _together(sent.length, _received(sent.parts))
         finally:
@@ -440,7 +480,7 @@ Parts = list[tuple[NDArray[np.int64], Examples]]
 
 
 def _received(sent: list[Any]) -> Parts:
-    """Return all answers; raise the first error after all have come."""
+    """Wait for all answers and return them; if there are errors, raise the first one after that."""
     parts, failed = [], None
     for where, worker, ticket in sent:
         try:
@@ -453,7 +493,12 @@ def _received(sent: list[Any]) -> Parts:
 
 
 def _together(length: int, parts: Parts) -> Examples:
-    """Join parts into ``length`` examples by their indices [n]."""
+    """Put the examples of all workers into the order of the batch.
+
+    Args:
+        length: number of examples in the batch.
+        parts: for each worker the indices of its examples in the batch, and the examples.
+    """
     first = parts[0][1]
     if all(isinstance(p, Columns) and isinstance(first, Columns) and same_layout(p, first) for _, p in parts):
         assert isinstance(first, Columns)

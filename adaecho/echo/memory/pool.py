@@ -1,4 +1,4 @@
-"""Pools that hold each fresh example of a buffer once, for all its repeats, and the check of free memory."""
+"""Pools that store each fresh example only once for all its repeats, and the check of free memory."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ Examples = Columns | list[Any]
 
 
 class ResidentPool:
-    """Examples of a source of arrays in memory. Rows are those of the source; nothing is copied in."""
+    """A pool for sources of arrays in memory. It uses the rows of the source itself and copies nothing in."""
 
     def __init__(self, source: Columns) -> None:
         self._source = source
@@ -26,31 +26,35 @@ class ResidentPool:
 
 
 class ExamplePool:
-    """Holds each example once, with its number of remaining repeats, in arrays while all have one shape.
+    """A pool that stores each example once, with the number of its remaining uses.
+
+    As long as all examples have the same shape, they are rows of arrays. After that they are single objects.
 
     Args:
-        slots: slots of the buffer before it.
-        spare: further rows. The operating system commits a page at its first write, so unused rows are free.
+        slots: number of slots in the shuffle buffer whose examples the pool stores.
+        spare: number of further rows. Unused rows need no memory, because the operating system provides a
+            page only at its first write.
     """
 
     def __init__(self, slots: int, spare: int) -> None:
         self._slots, self._spare = slots, spare
         self._columns: Columns | None = None  # [capacity, ...] for each leaf
-        self._singles: list[Any] = []  # [capacity], if examples differ in shape or type
+        self._singles: list[Any] = []  # [capacity], used if examples differ in shape or type
         self._repeats = np.zeros(0, dtype=np.uint16)  # [capacity], remaining
-        # Last in, first out, so that a pool touches no more memory than it needs.
-        self._free = np.empty(0, dtype=np.int32)  # [capacity], rows; the first ``_num_free`` are free
+        # The row that was freed last is used first, so that the pool touches no more memory than it needs.
+        self._free = np.empty(0, dtype=np.int32)  # [capacity], of which the first ``_num_free`` rows are free
         self._num_free = 0
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
-        """Insert examples [n] with their numbers of repeats; return their rows, int64 [n]."""
+        """Store n examples, each with the number of times it will be used; return their rows, int64 [n]."""
         columns = examples if isinstance(examples, Columns) else None
         if not len(self._free):
             self._begin(examples)
         elif self._columns is not None and (columns is None or not same_layout(columns, self._columns)):
             self._part()
         if len(examples) > self._num_free:
-            # By a quarter at least: copying all rows for each block would take quadratic time.
+            # The pool grows by at least a quarter, because copying all rows for each block of examples would
+            # take quadratic time.
             self._grow(max(len(self._free) + len(examples), len(self._free) * 5 // 4))
         self._num_free -= len(examples)
         rows = self._free[self._num_free : self._num_free + len(examples)].astype(np.int64)  # [n]
@@ -60,14 +64,14 @@ class ExamplePool:
             for array, values in zip(self._columns.arrays, columns.arrays, strict=True):
                 array[rows] = values  # [n, ...] into [capacity, ...]
         else:
-            # Copy: a view would keep the whole chunk alive.
+            # Views are copied, because a view would keep the memory of the whole block in use.
             singles: Any = examples if columns is None else map(duplicate, columns.examples())
             for row, example in zip(rows.tolist(), singles, strict=True):
                 self._singles[row] = example
         return rows
 
     def _begin(self, examples: Examples) -> None:
-        """Reserve rows for examples in the form of the first."""
+        """Reserve rows for examples that have the same structure as the first ones."""
         if isinstance(examples, Columns):
             check_memory(self._slots * examples.example_bytes)
             self._columns = examples[:0]
@@ -86,13 +90,13 @@ class ExamplePool:
                 grown[: len(array)] = array
                 self._columns.arrays[index] = grown
         self._repeats = np.concatenate([self._repeats, np.zeros(more, dtype=np.uint16)])  # [capacity]
-        # The lowest new rows are used first, so that pages of the highest may never be touched.
+        # The lowest new rows are used first, so that memory of the highest rows may never be touched.
         added = np.arange(capacity - 1, len(self._free) - 1, -1, dtype=np.int32)  # [new rows]
         self._free = np.concatenate([added, self._free])  # [capacity]
         self._num_free += more
 
     def _part(self) -> None:
-        """Switch to one object per example, in the same rows, for examples of any shape."""
+        """Switch from arrays to one object per example in the same rows, which allows any shape."""
         assert self._columns is not None
         used = np.flatnonzero(self._repeats)  # [rows in use]
         self._singles = [None] * len(self._free)
@@ -101,15 +105,18 @@ class ExamplePool:
         self._columns = None
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
-        """Return one use of each row [n], without shared memory; free rows without further repeats."""
+        """Return one use of the example in each row [n], and free the rows that have no further use.
+
+        The returned examples share no memory with the pool or with each other.
+        """
         taken: Any = [] if self._columns is None else self._columns.take(rows)
-        np.subtract.at(self._repeats, rows, 1)  # rows may hold one several times
+        np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times
         spent = rows[self._repeats[rows] == 0]
         if len(spent):
-            spent = keyed.distinct(spent)  # each once, or it would be handed out twice
+            spent = keyed.distinct(spent)  # a row that is freed twice would be given to two examples
         if self._columns is None:
             originals = set(spent.tolist())
-            # Copy: a write into this use must not change later repeats.
+            # All uses but the last are copied, because augmentation may write into them.
             for row in rows.tolist():
                 taken.append(self._singles[row] if row in originals else duplicate(self._singles[row]))
                 originals.discard(row)
@@ -121,19 +128,19 @@ class ExamplePool:
 
 
 def singles_of(examples: Examples) -> list[Any]:
-    """Return examples one by one, as views of a stack."""
+    """Return the examples as a list, as views if they are stacked."""
     return examples.examples() if isinstance(examples, Columns) else examples
 
 
-_SLOT_BYTES = 16  # identity and row of each item
+_SLOT_BYTES = 16  # bytes in a buffer for the identity and the row of each item
 
 
 def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
-    """Check that a buffer fits into memory.
+    """Check that a buffer fits into the free memory.
 
     Args:
-        needed_bytes: bytes of the buffer.
-        key: the argument that sets its size.
+        needed_bytes: number of bytes that the buffer needs.
+        key: name of the EchoLoader argument that sets the size of the buffer, for the message.
 
     Raises:
         ValueError: the buffer needs more memory than is free.
@@ -148,15 +155,26 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
 
 
 def check_slots(items: int, example_bytes: int, key: str) -> None:
-    """Check the memory of a buffer before its allocation; ``example_bytes`` is 0 if unknown."""
+    """Check that the slots of a buffer fit into memory before they are allocated.
+
+    Args:
+        items: number of slots.
+        example_bytes: bytes of one example; 0 if unknown.
+        key: as in ``check_memory``.
+
+    Raises:
+        ValueError: the buffer needs more memory than is free.
+    """
     check_memory(items * (_SLOT_BYTES + example_bytes), key)
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Return the free memory of the machine and of this process's control groups; None if unknown.
+    """Return the number of bytes of memory that this process can still use; None if unknown.
+
+    This is the smaller of the machine's free memory and what the process's control groups still allow.
 
     Args:
-        root: root of the file system with /proc and /sys.
+        root: root of the file system that contains /proc and /sys.
     """
     known = [free for free in (_machine(root), *_groups(root)) if free is not None]
     return min(known) if known else None
@@ -171,7 +189,10 @@ def _machine(root: Path) -> int | None:
 
 
 def _groups(root: Path) -> list[int | None]:
-    """Free bytes of this process's control groups (version 2), which limit containers and Slurm jobs."""
+    """Return the free bytes of this process's control groups (version 2).
+
+    Containers and Slurm jobs limit their memory by such groups.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -189,6 +210,6 @@ def _group(folder: Path) -> int | None:
         return None
     if limit.strip() == "max":
         return None
-    # The system reclaims pages of inactive files on demand.
+    # Pages of inactive files count as free, because the system reclaims them on demand.
     reclaimable = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
     return max(int(limit) - int(used) + reclaimable, 0)

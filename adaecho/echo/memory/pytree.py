@@ -1,8 +1,9 @@
-"""Stacks of examples: examples of one shape move as arrays of many, others as lists.
+"""Stacks of examples, and copies and batches of nested examples.
 
-Only data that an array reproduces exactly is stacked: plain tensors, arrays, numbers, and dicts, lists,
-tuples and named tuples of these. An example with anything else stays one object, e.g. one with a
-``tv_tensors.Mask``, an ``OrderedDict`` or a masked array.
+Examples of the same shape are stacked into arrays, because moving them one by one would be slow. Only data
+that an array reproduces exactly is stacked: plain tensors, arrays, numbers, and dicts, lists, tuples and
+named tuples of these. Other examples stay single objects, for example those with a ``tv_tensors.Mask``, an
+``OrderedDict`` or a masked array.
 """
 
 import copy
@@ -60,7 +61,7 @@ def with_children(value: Any, parts: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """The nesting of an example: one leaf, or named or numbered parts."""
+    """The structure of an example, which is a leaf, or a container with named or numbered parts."""
 
     kind: str  # "array" | "tensor" | "scalar" (NumPy's) | "number" (Python's) | "dict" | "tuple" | "list"
     names: tuple[Any, ...] = ()
@@ -68,13 +69,13 @@ class TreeSpec:
     cls: type | None = None  # the class of a named tuple
 
     def build(self, leaves: Iterator[Any]) -> Any:
-        """Build an example in this form from its leaves."""
+        """Build an example with this structure from its leaves."""
         if self.kind in _CONTAINERS:
             return self.filled([part.build(leaves) for part in self.parts])
         return next(leaves)
 
     def filled(self, parts: Sequence[Any]) -> Any:
-        """Build a container of this kind."""
+        """Build a container of this kind from its parts."""
         if self.kind == "dict":
             return dict(zip(self.names, parts, strict=True))
         if self.kind == "list":
@@ -82,12 +83,12 @@ class TreeSpec:
         return tuple(parts) if self.cls is None else self.cls._make(parts)  # type: ignore[attr-defined]
 
 
-# One object for each kind, so that leaves compare by identity.
+# There is one object for each kind of leaf, so that leaves can be compared by identity.
 _TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", "scalar"))
 
 
 def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
-    """TreeSpec and numeric leaves of an example; None where a leaf has no fixed-shape array form."""
+    """Return the structure and numeric leaves of an example, or None if an array cannot hold a leaf."""
     arrays: list[NDArray[Any]] = []
     form = _flatten(example, arrays)
     return None if form is None else (form, arrays)
@@ -132,7 +133,7 @@ def _is_named_tuple(kind: type) -> bool:
 
 @dataclass
 class Columns:
-    """Examples of one form and shape: an array [n, ...] for each leaf of the form."""
+    """A stack of n examples with the same structure and shapes, as one array [n, ...] for each leaf."""
 
     form: TreeSpec
     arrays: list[NDArray[Any]]
@@ -144,15 +145,19 @@ class Columns:
         return Columns(self.form, [array[index] for array in self.arrays])
 
     def take(self, rows: Rows) -> "Columns":
-        """Copy some rows."""
+        """Return copies of the examples in some rows."""
         return Columns(self.form, [take_rows(array, rows) for array in self.arrays])
 
     def tree(self) -> Any:
-        """Return the arrays in the form of one example, e.g. a dict of arrays [n, ...]."""
+        """Return the arrays in the structure of one example, for example a dict of arrays [n, ...]."""
         return self.form.build(iter(self.arrays))
 
     def with_tree(self, tree: Any) -> "Columns":
-        """Return new columns from a vectorised stage; raise ValueError if the number of examples changed."""
+        """Return the stack that a vectorised augmentation made from this one.
+
+        Raises:
+            ValueError: a leaf is not a numeric array, or the number of examples has changed.
+        """
         flat = flatten(tree)
         if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
             raise ValueError(
@@ -162,16 +167,16 @@ class Columns:
         return Columns(form, flat[1])
 
     def examples(self) -> list[Any]:
-        """Return the examples one by one, as views of their original types."""
+        """Return the examples as a list of objects of their original types, as views of the arrays."""
         return _rows(self.form, iter(self.arrays), len(self))
 
     def batch(self) -> Any:
-        """Return the default batch: a tensor for each leaf, without a copy."""
+        """Return the batch that the default collate makes: a tensor for each leaf, here without copies."""
         return self.form.build(map(torch.from_numpy, self.arrays))
 
     @property
     def example_bytes(self) -> int:
-        """Bytes of one example."""
+        """Number of bytes of one example."""
         return sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in self.arrays)
 
 
@@ -201,7 +206,7 @@ def _wrap(kind: str, leaf: Any) -> Any:
 
 
 def stack(examples: Sequence[Any]) -> Columns | None:
-    """Stack examples; None if they have no common shape and numeric type."""
+    """Return a stack of the examples, or None if they do not have the same shapes and numeric types."""
     first = flatten(examples[0]) if examples else None
     if first is None or not first[1]:
         return None
@@ -237,7 +242,7 @@ def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -
 
 
 def same_layout(columns: Columns, other: Columns) -> bool:
-    """Whether two stacks can be joined."""
+    """Return whether two stacks have the same structure, shapes and types, so that they can be joined."""
     return columns.form == other.form and all(
         a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
         for a, b in zip(columns.arrays, other.arrays, strict=True)
@@ -245,7 +250,7 @@ def same_layout(columns: Columns, other: Columns) -> bool:
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of host memory of the arrays, tensors and strings in an example."""
+    """Return the bytes of CPU memory that the arrays, tensors and strings in an example occupy."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.device.type == "cpu" and not value.is_sparse else 0
     if isinstance(value, np.ndarray | np.void):
@@ -330,13 +335,14 @@ _LEAST_BYTES = 1 << 16  # the allocator reuses smaller arrays
 _SPARE_BLOCKS = 8  # for each size
 _MAX_SIZES = 32
 
-# Recycled memory for batches, by size in bytes. The system takes back a large array that is freed, and each
-# page of the next one costs a fault, which takes longer than filling it. A deque needs no lock.
+# Memory that is reused for batches, by size in bytes. Otherwise the operating system would take back each
+# large array that is freed. Each page of the next array would then cause a page fault, which takes longer
+# than filling the page. The calls of a deque need no lock.
 _spare: dict[int, deque[NDArray[np.uint8]]] = {}
 
 
 class _Lease:
-    """Base of all arrays that view a block; the block returns to the spares with the last of them."""
+    """The owner of a block of memory, which can be reused once the last array that views it is deleted."""
 
     def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
         self._block, self._spare = block, spare

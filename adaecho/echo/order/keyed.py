@@ -1,12 +1,12 @@
-"""Counter-based random numbers: functions of (seed, fresh serial, echo index, purpose), never of call order.
+"""Random numbers that depend on a key and never on the order of calls.
 
-Each number is a hash of its key, so results are the same for any number of workers and after any resume. The
-hash is the finaliser of SplitMix64
-(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), which is vectorised
-over NumPy arrays of keys.
+The key of a number is (seed, serial number of the fresh example, echo index, purpose), and the number is a
+hash of its key. Results are therefore the same for any number of workers and after any resume. The hash is
+the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014), vectorised over NumPy arrays of keys.
 
-An *item* is one use of one fresh example: its serial number and its echo index (0 for the first use),
-packed into one int64 as ``serial << ECHO_BITS | echo``.
+An *item* is one use of one fresh example. It consists of the example's serial number and its echo index,
+which is 0 for the first use. Both are packed into one int64, as ``serial << ECHO_BITS | echo``.
 """
 
 import random
@@ -26,7 +26,7 @@ NO_ITEMS: Items = np.empty(0, dtype=np.int64)
 
 ECHO_BITS = 16
 
-# Purposes of the echo stages start here. Augmentations number theirs from 0.
+# The purposes of the echo stages start at this number. Augmentations number their purposes from 0.
 STAGE_PURPOSES = 1 << 20
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -36,7 +36,7 @@ _PURPOSE = np.uint64(0xD1342543DE82EF95)
 
 
 def _hash(values: Keys) -> Keys:
-    """Hash keys in place."""
+    """Hash the keys in place and return them; uint64 [n]."""
     shifted = values >> np.uint64(30)  # [n], as values
     values ^= shifted
     values *= _MIX_1
@@ -49,39 +49,43 @@ def _hash(values: Keys) -> Keys:
 
 
 def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
-    """Every use of some fresh examples (or batches), one example after another.
+    """Return one item for every use of some fresh examples (or batches), one example after another.
 
     Args:
-        serials: shape [n].
-        counts: how often each is used, shape [n].
+        serials: serial numbers of the examples, shape [n].
+        counts: how often each example is used, shape [n].
 
     Returns:
-        Items, shape [sum of counts].
+        The items, shape [sum of counts].
     """
-    firsts = np.cumsum(counts) - counts  # [n], the place of each one's first use
+    firsts = np.cumsum(counts) - counts  # [n], the index of each example's first use in the result
     items: Items = np.repeat((serials << ECHO_BITS) - firsts, counts)
-    items += np.arange(len(items))  # the place less that of the first use is the echo index
+    items += np.arange(len(items))  # the index minus that of the first use is the echo index
     return items
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distinct numbers, ascending.
+    """Return the distinct numbers in ascending order.
 
-    ``np.unique`` of NumPy 2.4 hashes integers, which takes far longer for a million. It also imports
-    ``numpy.ma`` at its first call, where an interrupt could fall into the middle of a block.
+    This replaces ``np.unique`` for two reasons. NumPy 2.4 finds unique integers by hashing, which takes far
+    longer than sorting for a million numbers. Its first call also imports ``numpy.ma``, so that an interrupt
+    could leave a half-finished block.
     """
     rising: NDArray[np.int64] = np.sort(numbers)
-    new = np.ones(len(rising), dtype=bool)  # [numbers]: it differs from the one before
+    new = np.ones(len(rising), dtype=bool)  # [n], whether a number differs from the one before it
     np.not_equal(rising[1:], rising[:-1], out=new[1:])
     return rising[new]
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """Return the key of each item under a seed.
+    """Return the key of each item, from which all its random numbers under this seed follow.
 
     Args:
-        seed: any integer; its lowest 64 bits count.
-        items: packed (serial, echo index) pairs, shape [n].
+        seed: any integer, of which only the lowest 64 bits are used.
+        items: packed pairs of serial number and echo index, shape [n].
+
+    Returns:
+        Keys, uint64 [n].
     """
     base = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)  # [1]
     keys: Keys = items.astype(np.uint64)  # [n], a copy
@@ -93,23 +97,31 @@ def item_keys(seed: int, items: Items) -> Keys:
 
 
 def bits(keys: Keys, purpose: int) -> Keys:
-    """Return 64 random bits per key; different purposes give independent bits.
+    """Return 64 random bits for each key. Different purposes give independent bits for the same key.
 
     Args:
-        keys: shape [n].
-        purpose: number of the draw within one augmentation, 0 <= purpose < 2**32.
+        keys: keys of the items, shape [n].
+        purpose: number that distinguishes this draw from others, for example within one augmentation;
+            0 <= purpose < 2**32.
     """
     offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE  # [1]
     return _hash(keys + offset)
 
 
 def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
-    """Return one number in [0, 1) per key, with 53 random bits."""
+    """Return one uniform random number in [0, 1) for each key, with 53 random bits."""
     return _scaled(keys, purpose, 1)
 
 
 def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
-    """Return one integer in [low, high) per key; the bias is below (high - low) * 2**-53."""
+    """Return one uniform random integer in [low, high) for each key.
+
+    The integers come from numbers with 53 random bits, so the probability of each integer differs from the
+    exact one by less than (high - low) * 2**-53, relatively.
+
+    Raises:
+        ValueError: the range is empty.
+    """
     if high <= low:
         raise ValueError(f"integers: no integer lies in [{low}, {high})")
     drawn: NDArray[np.int64] = _scaled(keys, purpose, high - low).astype(np.int64)
@@ -117,7 +129,10 @@ def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]
 
 
 def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
-    """Return one number in [0, size) per key, with one rounding: a product with a power of two is exact."""
+    """Return one random number in [0, size) for each key.
+
+    The product is rounded only once, because multiplication by a power of two is exact.
+    """
     drawn = bits(keys, purpose)  # [n]
     drawn >>= np.uint64(11)
     scaled: NDArray[np.float64] = drawn.astype(np.float64)  # [n]
@@ -126,9 +141,10 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
 
 
 class _Seed(ISpawnableSeedSequence):
-    """The key of a Philox generator, in the form of a seed sequence.
+    """The key of a Philox generator in the form of a seed sequence.
 
-    With ``key=`` NumPy would first gather entropy: this takes most of the time, and ``spawn`` would use it.
+    ``Philox(key=...)`` would first gather entropy from the operating system. This would take most of the
+    time, and the generators of ``spawn`` would depend on that entropy instead of the key.
     """
 
     def __init__(self, key: int) -> None:
@@ -139,26 +155,32 @@ class _Seed(ISpawnableSeedSequence):
         return np.array([self._key, 0], dtype=np.uint64)
 
     def spawn(self, n_children: int) -> list[Any]:
-        """Return seeds of independent generators, new ones at each call."""
+        """Return the seeds of independent generators. Each call returns new ones."""
         self._parent = self._parent or np.random.SeedSequence(self._key)
         return self._parent.spawn(n_children)
 
 
 def generator(key: Any) -> np.random.Generator:
-    """Return a NumPy generator for one key."""
+    """Return a NumPy generator that is seeded with one key."""
     seed: Any = _Seed(int(key))
     return np.random.Generator(np.random.Philox(seed))
 
 
 def seed_globally(key: int, of_torch: int) -> None:
-    """Seed the global generators of ``random``, NumPy and torch; torch's seeds have 63 bits."""
+    """Seed the global generators of ``random`` and NumPy with ``key``, and that of torch with ``of_torch``.
+
+    The seeds differ because a seed of torch has only 63 bits.
+    """
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(of_torch)
 
 
 def are_seeded(key: int, of_torch: int) -> bool:
-    """Whether nothing was drawn from the global generators since ``seed_globally``; moves them."""
+    """Return whether nothing was drawn from the global generators since ``seed_globally`` with these seeds.
+
+    The test itself draws from the generators, so the caller must restore them.
+    """
     following = random.random(), np.random.random(), float(torch.rand(()))
     seed_globally(key, of_torch)
     return following == (random.random(), np.random.random(), float(torch.rand(())))
@@ -166,7 +188,7 @@ def are_seeded(key: int, of_torch: int) -> bool:
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Restore the global generators of ``random``, NumPy and torch on exit."""
+    """Restore the states of the global generators of ``random``, NumPy and torch at the end of the block."""
     states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     try:
         yield

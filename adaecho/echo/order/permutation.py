@@ -1,4 +1,4 @@
-"""The order in which the rows of a source of known length are read: a permutation, or a sampler's."""
+"""The order in which the rows of a source with a length are read: a permutation or the order of a sampler."""
 
 import operator
 import threading
@@ -14,31 +14,35 @@ from adaecho.echo.order import keyed
 
 Rows = NDArray[np.int64]
 
-# A permutation of at least this many rows is computed row by row. A shorter one is an array for each pass:
-# this preserves the orders of recorded runs and costs little (benchmarks/permutation_length.json).
+# A permutation of at least this many rows is computed row by row, without an array of all rows. A shorter one
+# is drawn as an array for each pass, which costs little (benchmarks/permutation_length.json) and preserves
+# the order of runs that were recorded before permutations could be computed.
 LEAST_COMPUTED = 1 << 22
-BLOCK = 4096  # rows computed at once
-_ROUNDS = 6  # a Feistel network of 4 is a pseudorandom permutation already (Luby and Rackoff, 1988)
-_ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # the purpose of the first round's key, after those of the buffers
+BLOCK = 4096  # number of rows computed at once
+_ROUNDS = 6  # Feistel rounds; 4 already give a pseudorandom permutation (Luby and Rackoff, 1988)
+_ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the buffers use those before it
 
 
 class Permutation:
-    """Maps serials to rows of a source of fixed length; passes follow one another.
+    """Maps serial numbers to rows of a source with a fixed length.
+
+    Serial numbers count the examples over all ranks and passes. A pass reads each row once (an epoch), and
+    each pass follows directly after the one before.
 
     Args:
-        length: examples in the source.
-        order: "permutation" (a new one for every pass, from (seed, pass)), "shards" (permutes the shards and
-            reads each in order) or "sequential".
+        length: number of examples in the source.
+        order: "permutation" permutes the rows again in every pass, as a function of (seed, number of the
+            pass). "shards" permutes the shards and reads each shard in order. "sequential" keeps the order.
         seed: seed of the permutations.
-        shard_lengths: examples of each shard, for "shards".
-        passes: passes of each iteration; None if endless.
-        world: number of ranks. If an iteration does not divide evenly, its first examples are repeated at the
-            end until all ranks have equally many.
-        drop_last: drop the remainder instead.
+        shard_lengths: number of examples in each shard; needed for "shards".
+        passes: number of passes in each iteration; None if iteration is endless.
+        world: number of ranks. If the examples of an iteration do not divide evenly among the ranks, its
+            first examples are repeated at the end until all ranks have the same number.
+        drop_last: drop the remainder instead of repeating examples.
 
     Attributes:
-        iteration_length: serials of one iteration over all ranks; 0 if endless.
-        method: "drawn" as an array, or "computed" row by row.
+        iteration_length: number of serials in one iteration over all ranks; 0 if endless.
+        method: whether permutations are "drawn" as arrays or "computed" row by row.
     """
 
     def __init__(
@@ -61,29 +65,33 @@ class Permutation:
         self.method = "computed" if order == "permutation" and length >= LEAST_COMPUTED else "drawn"
         self._dtype = np.uint32 if length <= 1 << 32 else np.int64
         self._kept: dict[int, NDArray[Any]] = {}
-        self._block: tuple[int, Rows] = -1, keyed.NO_ITEMS  # its number and rows
+        self._block: tuple[int, Rows] = -1, keyed.NO_ITEMS  # the number and rows of the cached block
 
     def rows(self, serials: NDArray[np.int64]) -> Rows:
-        """Return the row of each serial, int64 [n]; thread-safe."""
+        """Return the row of each serial number, int64 [n]. Threads may call this in parallel."""
         blocks = serials // BLOCK
         if self.method != "computed" or not len(serials) or (blocks != blocks[0]).any():
             return self._of_serials(serials)
-        # A call of NumPy costs as much for a few rows as for a block.
+        # Rows are computed in blocks, because a NumPy call costs about as much for a few rows as for many.
         number, rows = self._block
         if number != blocks[0]:
             number = int(blocks[0])
             rows = self._of_serials(number * BLOCK + np.arange(BLOCK, dtype=np.int64))
-            self._block = number, rows  # one statement, so that an interrupt cannot split it
+            self._block = number, rows  # this is one statement, so that no thread can see a half-changed pair
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Return a digest of further inputs to the order of a serial's pass; 0 for none."""
+        """Return a digest of the inputs, besides the seed, that determine the order of a serial's pass.
+
+        A state stores the digest, so that a resume can detect other shards or another sampler. The digest is
+        0 if the order has no such inputs.
+        """
         if self._order != "shards":
             return 0
         return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
 
     def _placed(self, serials: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Return the pass of each serial, and its position there."""
+        """Return the number of the pass that contains each serial, and its position in that pass."""
         if self.iteration_length != self._stored:
             iterations, positions = np.divmod(serials, self.iteration_length)
             serials = iterations * self._stored + positions % self._stored
@@ -122,10 +130,10 @@ class Permutation:
         rng = np.random.Generator(_bits_of(self._seed, number))
         if self._order == "shards":
             assert self._lengths is not None
-            shards = rng.permutation(len(self._lengths))  # [shards], as they come in this pass
+            shards = rng.permutation(len(self._lengths))  # [shards], in the order of this pass
             lengths, starts = self._lengths[shards], (np.cumsum(self._lengths) - self._lengths)[shards]
             ends = np.cumsum(lengths)  # [shards]
-            # [2, shards]: the position where each ends, and its rows less their positions.
+            # [2, shards]: for each shard the position at which it ends, and the row minus the position.
             return np.stack([ends, starts - (ends - lengths)])
         return rng.permutation(np.arange(self.length, dtype=self._dtype))  # [length]
 
@@ -135,16 +143,17 @@ def _bits_of(seed: int, number: int) -> np.random.Philox:
 
 
 def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
-    """Return the row at each position of one pass: a computed bijection of [0, ``length``).
+    """Return the row at each position of one pass, by computing a permutation of [0, ``length``).
 
-    A Feistel network on pairs (left, right) of [0, a) x [0, b), a b >= length, whose rounds add a keyed hash
-    of one side to the other modulo its size. Results beyond the length are mapped again until they lie within
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: generalized Feistel and
-    cycle-walking). a b is below length + a, so few are mapped again. Each pass has its own keys.
+    The permutation is a generalized Feistel network with cycle-walking (Black and Rogaway, "Ciphers with
+    arbitrary finite domains", CT-RSA 2002). A position is written as a pair (left, right) in [0, a) x [0, b)
+    with a b >= length. Each round adds a keyed hash of one side to the other side, modulo the size of that
+    side. A result of ``length`` or more is mapped again until it is smaller. Few results are, because a b is
+    less than length + a. Each pass has its own keys.
 
     Args:
-        positions: int64 [n], each in [0, length).
-        length: rows, >= 1.
+        positions: positions in the pass, int64 [n], each in [0, length).
+        length: number of rows, >= 1.
         seed: any integer.
         number: number of the pass.
 
@@ -173,24 +182,26 @@ def _network(values: Rows, keys: list[keyed.Keys], sizes: tuple[int, int]) -> Ro
 
 
 def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
-    """Return the seeds of the sampler and of the dataset in a pass, below 2**63."""
+    """Return two seeds for a pass, one for the sampler and one for the dataset; both are below 2**63."""
     drawn = _bits_of(seed, number).random_raw(2)
     return int(drawn[0]) >> 1, int(drawn[1]) >> 1
 
 
 class SampledOrder(Permutation):
-    """The rows of a sampler in each pass, as a function of (seed, pass).
+    """The order of a sampler, made a function of (seed, number of the pass).
 
-    A sampler with a ``generator``, like torch's, gets one keyed to (seed, pass). Before each pass
-    ``set_epoch(pass)`` is called if it exists. All ranks draw the same rows and shard them.
+    A resume draws the order of the current pass again, so the order must be reproducible. A sampler with an
+    attribute ``generator``, such as torch's, therefore draws from a generator seeded by (seed, pass). If the
+    sampler has a method ``set_epoch``, ``set_epoch(pass)`` is called before each pass. All ranks draw the
+    same rows, and each keeps its share.
 
     Args:
-        sampler: an iterable of rows with a length.
-        rows: number of rows of the source.
+        sampler: an iterable of row numbers with a length.
+        rows: number of rows in the source.
         seed, passes, world, drop_last: as in ``Permutation``.
 
     Raises:
-        ValueError: the sampler is empty, yields invalid rows, or yields two orders for one pass.
+        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for one pass.
     """
 
     def __init__(
@@ -200,8 +211,8 @@ class SampledOrder(Permutation):
             raise ValueError(f"sampler={type(sampler).__name__}: the sampler yields no rows (length 0)")
         super().__init__(len(sampler), "sampler", seed, passes=passes, world=world, drop_last=drop_last)
         self._sampler, self._num_rows = sampler, rows
-        self._marked: tuple[Any, int] = None, 0  # rows of a pass, and their digest
-        self._lock = threading.Lock()  # one thread at a time draws from a sampler
+        self._marked: tuple[Any, int] = None, 0  # the rows of a pass and their digest
+        self._lock = threading.Lock()  # only one thread at a time may draw from a sampler
         asks_generator = hasattr(sampler, "generator") and type(sampler).__module__.startswith("torch.")
         if not asks_generator and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
@@ -212,7 +223,7 @@ class SampledOrder(Permutation):
 
     def mark(self, serial: int) -> int:
         rows = self._pass(int(self._placed(np.array([serial]))[0][0]))
-        if self._marked[0] is not rows:  # cached: a pass may have 10**8 rows
+        if self._marked[0] is not rows:  # the digest is cached, because a pass may have 10**8 rows
             self._marked = rows, zlib.crc32(np.ascontiguousarray(rows).data)
         return self._marked[1]
 

@@ -1,4 +1,8 @@
-"""The running stream: each output follows from the ones before, with its row in a pool."""
+"""The echo stage of a running loader, which repeats and shuffles items whose examples lie in a pool.
+
+``order.stream`` computes the same stream from any position. This module computes it step by step, which is
+faster, because each output follows from the current contents of the buffer.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,12 +22,12 @@ class BadExample:
     """An example that could not be read or decoded.
 
     Attributes:
-        index: its local number.
-        origin: its name in messages.
-        error: the error; from a worker process, one that pickles.
-        reason: the error as text.
-        row: its row in the source, the same in every epoch; None if unknown.
-        where: text of the traceback, if the error comes from a worker process.
+        index: local number of the example, which counts the fresh examples of this rank.
+        origin: name of the example in messages.
+        error: the error. An error from a worker process is one that pickle can send.
+        reason: class and message of the error as text.
+        row: row of the example in the source, which is the same in every epoch; None if unknown.
+        where: text of the traceback if the error comes from a worker process.
     """
 
     index: int
@@ -34,7 +38,7 @@ class BadExample:
     where: str = ""
 
     def told(self, note: str) -> Exception:
-        """Return the error with a note, and with its traceback from a worker process."""
+        """Return the error after adding a note, and the traceback text if a worker process raised it."""
         self.error.add_note(note)
         if self.where:
             self.error.add_note(f"in a worker of the loader:\n{self.where}")
@@ -43,15 +47,16 @@ class BadExample:
 
 @dataclass
 class FreshBlock:
-    """A block of consecutive fresh examples (or batches), without the bad ones.
+    """A block of consecutive fresh examples (or batches), from which the bad ones have been removed.
 
     Attributes:
-        serials: global serial numbers, ascending, int64 [n].
-        examples: input of the pool: a stack or list of n examples, or row numbers of a resident source.
-        next_index: local number of the next fresh example.
-        bad: the bad examples.
-        example_bytes: bytes of one example, if the examples lie in a worker process.
-        draws: whether reading the first of them drew from a global generator.
+        serials: serial numbers over all ranks, ascending, int64 [n].
+        examples: the input of the pool: a stack or list of n examples, or row numbers if the source itself
+            serves as the pool.
+        next_index: local number of the first fresh example after the block.
+        bad: the bad examples of the block.
+        example_bytes: number of bytes of one example, if the examples lie in a worker process.
+        draws: whether reading the first example drew random numbers from a global generator.
     """
 
     serials: NDArray[np.int64]
@@ -63,21 +68,22 @@ class FreshBlock:
 
 
 class Pool(Protocol):
-    """Holds the examples (or batches) of items."""
+    """Storage for the examples (or batches) to which items refer."""
 
     def insert(self, examples: Any, repeats: NDArray[np.int64]) -> Rows:
-        """Insert examples with their numbers of repeats; return their rows."""
+        """Insert examples, each with the number of times that it will be used; return their rows."""
 
 
 @dataclass
 class Outputs:
-    """Consecutive outputs of a stage.
+    """Consecutive outputs of an echo stage.
 
     Attributes:
-        items, rows: the items and their rows in the pool; int64 [n].
-        before: the cursor before them.
-        entering: the items that entered for the first m outputs, int64 [m]; the other outputs drained.
-        end: local number of the next fresh example of the stage.
+        items, rows: the items and the rows of their examples in the pool; int64 [n] each.
+        before: the cursor of the stream before the first output.
+        entering: the items that entered the buffer in exchange for the first m outputs, int64 [m]. The other
+            n - m outputs left while the buffer drained.
+        end: local number of the next fresh example that the stage will request.
         world: number of ranks.
     """
 
@@ -92,7 +98,7 @@ class Outputs:
         return len(self.items)
 
     def cursor(self, count: int) -> Cursor:
-        """Return the cursor after ``count`` outputs."""
+        """Return the cursor of the stream after the first ``count`` outputs."""
         before, exchanged = self.before, len(self.entering)
         if count <= exchanged:
             return Cursor(before.entered + count, int(self.entering[count - 1]))
@@ -100,28 +106,31 @@ class Outputs:
         return Cursor(before.entered + exchanged, last, before.drained + count - exchanged)
 
     def next_index(self, count: int) -> int:
-        """Return the local number of the first fresh example that ``count`` outputs do not need."""
+        """Return the local number of the first fresh example that the first ``count`` outputs do not need."""
         if count > len(self.entering):
             return self.end
         return (int(self.entering[count - 1]) >> keyed.ECHO_BITS) // self.world + 1
 
 
 class EchoStage:
-    """Repeat, then shuffle.
+    """The stage that repeats each fresh example (or batch) and then shuffles the repeats in a buffer.
 
-    All decisions rest on identities (``order.keyed``); a pool holds the examples or batches.
+    The stage handles only the identities of examples (``order.keyed``), so that its order does not depend on
+    their contents. A pool stores the examples themselves.
 
     Args:
-        upstream: returns a block of the next fresh examples in serial order, up to a given number; None at
-            the end of the iteration.
-        pool: holds the examples.
-        stream: the stream to follow.
+        upstream: function that returns a block of the next fresh examples in serial order, at most as many
+            as its argument says; None at the end of the iteration.
+        pool: stores the examples.
+        stream: the stream that the stage must follow.
         block: largest number of items that enter at once while the buffer fills.
-        lookahead: smallest number of fresh examples to request; more than 1 only for arrays in memory.
+        lookahead: smallest number of fresh examples to request. It exceeds 1 only for arrays in memory,
+            because requesting others early would delay the output.
 
     Attributes:
-        cursor: the cursor of the stream.
-        next_index: local number of the next fresh example, which is ahead of the buffer.
+        cursor: the cursor of the stream after the last output.
+        next_index: local number of the next fresh example to request. The examples before it may not have
+            entered the buffer yet.
     """
 
     def __init__(
@@ -137,24 +146,27 @@ class EchoStage:
         self._upstream, self._pool = upstream, pool
         self._buffer = ShuffleBuffer(stream.seed, stream.size)
         self._block, self._lookahead = block, lookahead
-        # Items that wait to enter, ascending, with rows and slots; int64 [n] each.
+        # The items that wait to enter the buffer, ascending, with their rows and slots; int64 [n] each.
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
 
     def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
-        """Go to a cursor.
+        """Continue from a cursor instead of the start.
 
         Args:
-            cursor: the cursor.
-            next_index: local number of the next fresh example there.
-            contents: contents of the buffer there.
-            rows_of: maps items to rows.
+            cursor: the cursor of the stream.
+            next_index: local number of the next fresh example at the cursor.
+            contents: contents of the buffer at the cursor.
+            rows_of: maps items to the rows of their examples in the pool.
         """
         self._buffer.load(contents.buffer, rows_of(contents.buffer), draining=cursor.drained > 0)
         self.cursor, self.next_index = cursor, next_index
         self._wait(contents.pending, rows_of(contents.pending))
 
     def take(self, count: int) -> Outputs:
-        """Return the next ``count`` outputs; fewer only at the end of the iteration."""
+        """Return the next ``count`` outputs, or fewer only at the end of the iteration.
+
+        The first call fills the buffer. At the end of the input the buffer drains in random order.
+        """
         buffer = self._buffer
         while buffer.space and not buffer.draining:
             items, rows, _ = self._draw(min(buffer.space, self._block))
@@ -166,7 +178,7 @@ class EchoStage:
         before = self.cursor
         items = rows = entering = keyed.NO_ITEMS
         if not buffer.draining:
-            entering, entering_rows, slots = self._draw(count)  # [m] each, m < count at the end of a pass
+            entering, entering_rows, slots = self._draw(count)  # [m] each, m < count at the end of the input
             items, rows = buffer.swap(entering, entering_rows, slots)  # [m] each
             if len(items) < count:
                 buffer.begin_drain()
@@ -179,10 +191,11 @@ class EchoStage:
         return outputs
 
     def take_repeats(self) -> list[tuple[int, Cursor]]:
-        """Take the next items, each with the cursor after it: all repeats of a fresh batch where possible.
+        """Return the next items, each with the cursor after it, or an empty list at the end of the iteration.
 
-        Empty at the end of a pass. Without a buffer this skips the arrays of ``take``, which cost more than
-        copying a small batch.
+        With a buffer this returns one item. Without a buffer it returns all repeats of the next fresh batch
+        at once. This avoids the index arrays that ``take`` builds, which would cost more than copying a small
+        batch.
         """
         buffer, fresh = self._buffer, None
         if buffer.size or buffer.draining or len(self._items):
@@ -202,14 +215,17 @@ class EchoStage:
         return [(first + n, Cursor(entered + n + 1, first + n)) for n in range(int(counts[0]))]
 
     def _draw(self, count: int) -> tuple[keyed.Items, Rows, NDArray[np.int64]]:
-        """Return the next ``count`` items of the echoed stream; fewer at its end."""
+        """Return the next ``count`` repeated items with rows and slots, or fewer at the end of the input."""
         self._gather(count)
         items, rows, slots = self._items, self._rows, self._slots
         self._items, self._rows, self._slots = items[count:], rows[count:], slots[count:]  # views, not copies
         return items[:count], rows[:count], slots[:count]
 
     def _gather(self, count: int) -> None:
-        """Gather up to ``count`` items that wait to enter. If upstream raises, gathered items stay."""
+        """Request fresh examples until ``count`` items wait to enter, or until the input ends.
+
+        If ``upstream`` raises an error, the items gathered before it stay.
+        """
         factor = self.stream.factor
         while len(self._items) < count:
             factor.settle(self.next_index)
@@ -224,13 +240,13 @@ class EchoStage:
                 if factor.value == 1:
                     self._wait(fresh.serials << keyed.ECHO_BITS, rows)
                 else:
-                    # [sum of counts] each: all repeats of an example follow one another
+                    # [sum of counts] each; all repeats of an example follow one another
                     self._wait(keyed.uses(fresh.serials, counts), np.repeat(rows, counts))
 
     def _wait(self, items: keyed.Items, rows: Rows) -> None:
-        """Append items to those that wait to enter."""
+        """Append items to those that wait to enter the buffer."""
         slots = ShuffleBuffer.slots(self.stream.seed, self.stream.size, items)  # [items]
-        if len(self._items):  # [those that wait, then these] of each
+        if len(self._items):  # each array then holds the waiting entries, followed by the new ones
             items, rows = np.concatenate([self._items, items]), np.concatenate([self._rows, rows])
             slots = np.concatenate([self._slots, slots])
         self._items, self._rows, self._slots = items, rows, slots

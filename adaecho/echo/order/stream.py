@@ -1,15 +1,15 @@
-"""The stream as a function of seed and number: the items that enter, stay in, and leave the shuffle buffer.
+"""The stream of items through the shuffle buffer, computed from the seed for any position.
 
-Paper, section 3: for the example echoing variants "we omitted the baseline's 'shuffle examples' buffer and
-inserted a shuffle buffer after the echoing stage with the same size as the baseline's buffer". Here the slot
-of an item in that buffer is a hash of the item. Hence:
+In section 3 the paper says of the example echoing variants: "we omitted the baseline's 'shuffle examples'
+buffer and inserted a shuffle buffer after the echoing stage with the same size as the baseline's buffer".
+Here the slot that an item takes in this buffer is a hash of the item. Three facts follow:
 
-1. Every good example enters in serial order, repeated by the factor.
-2. The item that leaves when another enters is the last earlier item with the same slot.
-3. Outputs and contents follow from the seed and the number of items that entered. The only history is the
-   bad examples and the changes of the factor.
+1. All good examples enter the buffer in serial order, each as often as the echoing factor says.
+2. When an item enters, the item that leaves is the last earlier item with the same slot.
+3. The outputs and the contents of the buffer are functions of the seed and of the number of items that have
+   entered. Besides these, only the bad examples and the changes of the factor must be known.
 
-A cursor is three numbers. Buffers are caches that the loader can rebuild from it.
+A cursor therefore consists of only three numbers, from which the loader can rebuild its buffers.
 """
 
 import math
@@ -22,21 +22,30 @@ from numpy.typing import NDArray
 from adaecho.echo.order import keyed
 
 REPEATS, SLOT, DRAIN = keyed.STAGE_PURPOSES, keyed.STAGE_PURPOSES + 1, keyed.STAGE_PURPOSES + 2
-_EVERY_STEPS = 20
-_COUNTED = 1 << 16  # examples counted at once, whose arrays fit into the CPU cache
-_LEAST_CHANGE = 0.05  # relative; smaller changes are measurement noise
-_LEAST_LOOK = 1 << 12  # fresh examples searched at once, backwards
+_EVERY_STEPS = 20  # number of steps between two updates of the automatic factor
+_COUNTED = 1 << 16  # number of examples counted at once, so that their arrays fit into the CPU cache
+_LEAST_CHANGE = 0.05  # smallest relative change of the factor; smaller ones are measurement noise
+_LEAST_LOOK = 1 << 12  # smallest number of fresh examples to search at once
 
 Rows = NDArray[np.int64]
 
 History = list[tuple[int, float]]
-"""Local number of the first fresh example under each factor, and that factor."""
+"""For each echoing factor so far: the local number of the first fresh example under it, and the factor."""
 
 
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
-    """Return the number of repeats of each fresh example: floor or ceil of the factor, at random.
+    """Return how often each fresh example is used: floor(e) or ceil(e) times, at random with mean e.
 
-    Paper, section 2: a non-integer factor is the expectation of random repeats, here per item.
+    The paper (section 2) implements a non-integer echoing factor e as the expected number of random repeats.
+    Here the number is drawn for each example.
+
+    Args:
+        seed: seed of the random numbers.
+        numbers: local numbers of the examples, int64 [n].
+        factor: the echoing factor e.
+
+    Returns:
+        Numbers of uses, int64 [n].
     """
     whole = math.floor(factor)
     counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
@@ -47,17 +56,17 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 
 
 class Factor:
-    """The echoing factor of a stage and its history, a part of the log.
+    """The echoing factor of a stage, with the history of its changes.
 
-    Random numbers are keyed by local number, not by serial, so that ranks with equally many examples make
-    equally many items.
+    For a non-integer factor the numbers of repeats are random. They depend on the local number of an example,
+    not on its serial number, so that ranks with the same number of examples make the same number of items.
 
     Args:
-        seed: seed of the repeats for a non-integer factor.
+        seed: seed of the random numbers of repeats.
         first: the factor until its first change.
 
     Attributes:
-        history: changes of the factor. Iteration only appends, so that any thread may read it.
+        history: the factors so far. Iteration only appends to this list, so that any thread may read it.
     """
 
     def __init__(self, seed: int, first: float) -> None:
@@ -67,11 +76,15 @@ class Factor:
 
     @property
     def value(self) -> float:
-        """The factor of the next fresh example."""
+        """The factor that applies to the next fresh example."""
         return self.history[-1][1]
 
     def counts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of repeats of each example; ``numbers`` are local, ascending, [n]."""
+        """Return how often each example is used, int64 [n].
+
+        Args:
+            numbers: local numbers of the examples, ascending, int64 [n].
+        """
         first, value = self.history[-1]
         if not len(numbers) or numbers[0] >= first:
             return repeats(self._seed, numbers, value)
@@ -82,7 +95,7 @@ class Factor:
         return counts
 
     def total(self, first: int, count: int) -> int:
-        """Return the total number of repeats of ``count`` fresh examples from a local number on."""
+        """Return how many items ``count`` fresh examples make, starting with local number ``first``."""
         if first >= self.history[-1][0] and self.value == math.floor(self.value):
             return count * int(self.value)
         end = first + count
@@ -90,7 +103,12 @@ class Factor:
         return sum(int(self.counts(numbers).sum()) for numbers in blocks)
 
     def fresh_needed(self, items: int, next_index: int) -> int:
-        """Return the smallest number of fresh examples from a local number on that make ``items`` items."""
+        """Return the smallest number of fresh examples, starting at ``next_index``, that make enough items.
+
+        Args:
+            items: number of items needed.
+            next_index: local number of the next fresh example.
+        """
         most = math.ceil(items / math.floor(self.value))
         if self.value == math.floor(self.value):
             return most
@@ -98,17 +116,17 @@ class Factor:
         return int(np.searchsorted(np.cumsum(self.counts(numbers)), items)) + 1
 
     def change(self, value: float) -> None:
-        """Request another factor for later examples; any thread may call this."""
+        """Request another factor for later examples. Any thread may call this."""
         self._asked_for = value
 
     def settle(self, next_index: int) -> None:
-        """Apply a requested factor from a local number on."""
+        """Apply the requested factor, if there is one, from local number ``next_index`` on."""
         if self._asked_for is not None:
             value, self._asked_for = self._asked_for, None
             self.history.append((next_index, value))
 
     def begun(self, index: int) -> "Factor":
-        """Return the factor for an iteration from a local number on: the current one."""
+        """Return the factor for an iteration that begins at local number ``index`` with the current value."""
         begun, history = Factor(self._seed, self.value), self.history
         if history[-1][0] > index:
             history = [*(change for change in history if change[0] < index), (index, self.value)]
@@ -116,19 +134,23 @@ class Factor:
         return begun
 
     def before(self, index: int) -> History:
-        """Return the history up to a local number."""
+        """Return the part of the history up to local number ``index``."""
         return [change for change in self.history if change[0] <= index or change is self.history[0]]
 
     def go_back(self, history: History) -> None:
-        """Restore an earlier history."""
+        """Restore an earlier history and drop any requested change."""
         self.history, self._asked_for = list(history), None
 
 
 class AutoFactor:
-    """``factor="auto"``: sets e = R, the largest whose repeats are free (paper, section 2, after equation 1).
+    """The rule of ``factor="auto"``, which sets the echoing factor e to the measured ratio R.
+
+    R is the loading time of a batch divided by the time of a training step. With e = R, the repeats exactly
+    fill the time in which the training step would otherwise wait for the next fresh batch (paper, section 2,
+    after equation 1).
 
     Args:
-        max_factor: bound from above; from below it is 1.
+        max_factor: upper bound of the factor. The lower bound is 1.
     """
 
     def __init__(self, max_factor: float) -> None:
@@ -136,12 +158,12 @@ class AutoFactor:
         self._steps = 0
 
     def due(self) -> bool:
-        """Count a step; return whether to update the factor."""
+        """Count a training step and return whether the factor should be updated now."""
         self._steps += 1
         return not self._steps % _EVERY_STEPS
 
     def follow(self, ratio: float | None, factor: Factor) -> None:
-        """Set the factor to the ratio, which is None until known."""
+        """Set the factor to the ratio R, within its bounds; do nothing while R is not known (None)."""
         if ratio is None:
             return
         wanted = round(float(min(max(ratio, 1.0), self._max_factor)), 2)  # a Python float, for states
@@ -150,12 +172,12 @@ class AutoFactor:
 
 
 class Cursor(NamedTuple):
-    """Cursor of a stream, counted from the start of its iteration.
+    """Position in a stream, counted from the start of its iteration.
 
     Attributes:
         entered: number of items that have entered the buffer.
-        last: the last of these items; -1 for none.
-        drained: number of outputs since the input ended.
+        last: the last item that has entered; -1 if there is none.
+        drained: number of outputs after the end of the input, while the buffer drains.
     """
 
     entered: int = 0
@@ -163,7 +185,7 @@ class Cursor(NamedTuple):
     drained: int = 0
 
     def outputs(self, size: int) -> int:
-        """Number of outputs of a buffer with ``size`` slots."""
+        """Return the number of items that have left a buffer with ``size`` slots."""
         return max(0, self.entered - size) + self.drained
 
 
@@ -171,14 +193,19 @@ BEGINNING = Cursor()
 
 
 class Contents(NamedTuple):
-    """Contents at a cursor: the buffer, by slot or in drain order, and repeats that wait to enter."""
+    """The items between input and output at a cursor.
+
+    Attributes:
+        buffer: items in the buffer, by slot, or in drain order once the buffer drains; int64 [n].
+        pending: repeats of the last example that have not entered the buffer yet; int64 [m].
+    """
 
     buffer: keyed.Items = keyed.NO_ITEMS
     pending: keyed.Items = keyed.NO_ITEMS
 
     @property
     def items(self) -> keyed.Items:
-        """All items, int64 [n]."""
+        """All items, int64 [n + m]."""
         return np.concatenate(self)
 
 
@@ -186,34 +213,35 @@ NOTHING = Contents()
 
 
 class ShuffleBuffer:
-    """A shuffle buffer: each entering item replaces the item in a uniformly random slot, which leaves.
+    """A shuffle buffer, in which each entering item takes a random slot and pushes out the item there.
 
-    It fills before any item leaves, and drains in random order at the end of an iteration.
+    All slots are filled before the first item leaves. At the end of an iteration the buffer drains in random
+    order.
 
     Args:
-        seed: seed of the slots.
-        size: number of slots; 0 passes items on in order.
+        seed: seed of the random slots.
+        size: number of slots. A buffer of size 0 passes items on in order.
     """
 
     def __init__(self, seed: int, size: int) -> None:
         self.size = size
         self._seed = seed
         self._items = np.zeros(size, dtype=np.int64)  # [size], by slot
-        self._rows = np.zeros(size, dtype=np.int64)  # [size], the row of each in the pool
+        self._rows = np.zeros(size, dtype=np.int64)  # [size], the row of each item's example in the pool
         self._filled = 0
         self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave
         self._drained = 0
 
     @staticmethod
     def slots(seed: int, size: int, items: keyed.Items) -> NDArray[np.int64]:
-        """Return the slot of each item, uniform, int64 [n]."""
+        """Return the slot that each item takes, uniformly random in [0, size); int64 [n]."""
         if size <= 1:
             return np.zeros(len(items), dtype=np.int64)
         return keyed.integers(keyed.item_keys(seed, items), SLOT, 0, size)
 
     @staticmethod
     def drain_order(seed: int, items: keyed.Items) -> NDArray[np.int64]:
-        """Return the slots in the order in which they drain."""
+        """Return the slots in the random order in which they drain, given the items in the buffer."""
         return np.argsort(keyed.bits(keyed.item_keys(seed, items), DRAIN), kind="stable")
 
     @property
@@ -223,7 +251,7 @@ class ShuffleBuffer:
 
     @property
     def draining(self) -> bool:
-        """Whether the input has ended."""
+        """Whether the input has ended, so that the buffer only empties."""
         return self._drain is not None
 
     def fill(self, items: keyed.Items, rows: Rows) -> None:
@@ -236,19 +264,28 @@ class ShuffleBuffer:
     def swap(
         self, entering: keyed.Items, entering_rows: Rows, slots: NDArray[np.int64]
     ) -> tuple[keyed.Items, Rows]:
-        """Exchange each entering item for the one in its slot; return items and rows that leave, [n] each.
+        """Exchange each entering item for the item in its slot.
 
-        If several items of a block share a slot, each pushes out the one before it, and the last stays. A
-        stable sort by slot finds them, because NumPy does not define which of two writes wins.
+        If several entering items share a slot, each pushes out the one before it, and the last one stays. A
+        stable sort by slot finds these items, because NumPy does not define which value remains if an
+        assignment writes to one index several times.
+
+        Args:
+            entering: the entering items, int64 [n].
+            entering_rows: rows of their examples in the pool, int64 [n].
+            slots: slots of the entering items, int64 [n].
+
+        Returns:
+            The items that leave and their rows, int64 [n] each.
         """
         if not self.size or not len(entering):
             return entering, entering_rows
         items = self._items[slots]  # [n], the items that leave
         rows = self._rows[slots]
-        # NumPy sorts 16-bit keys by radix.
+        # NumPy has a fast radix sort for 16-bit keys.
         order = np.argsort(slots.astype(np.uint16) if self.size <= 1 << 16 else slots, kind="stable")
         in_order = slots[order]  # [n], rising
-        again = in_order[1:] == in_order[:-1]  # [n - 1]: the same slot as the one before
+        again = in_order[1:] == in_order[:-1]  # [n - 1], whether the slot equals the one before it
         if again.any():
             later, earlier = order[1:][again], order[:-1][again]
             items[later], rows[later] = entering[earlier], entering_rows[earlier]
@@ -260,20 +297,26 @@ class ShuffleBuffer:
         return items, rows
 
     def begin_drain(self) -> None:
-        """Begin to drain in random order."""
+        """Record the end of the input, after which the buffer drains in random order."""
         if self._drain is None:
             self._drain = self.drain_order(self._seed, self._items[: self._filled])
             self._drained = 0
 
     def drain(self, count: int) -> tuple[keyed.Items, Rows]:
-        """Return up to ``count`` of the remaining items, and their rows."""
+        """Remove and return up to ``count`` of the remaining items, with their rows."""
         assert self._drain is not None
         slots = self._drain[self._drained : self._drained + count]
         self._drained += len(slots)
         return self._items[slots], self._rows[slots]
 
     def load(self, items: keyed.Items, rows: Rows, *, draining: bool) -> None:
-        """Load the contents at a cursor, by slot or in drain order."""
+        """Load the contents at a cursor.
+
+        Args:
+            items: items in the buffer, by slot, or in drain order if the buffer drains; int64 [n].
+            rows: rows of their examples in the pool, int64 [n].
+            draining: whether the buffer drains.
+        """
         self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
         self._rows[: len(items)] = rows
@@ -281,13 +324,16 @@ class ShuffleBuffer:
 
 
 class Stream:
-    """The items of one iteration of one stage, of examples or of batches.
+    """The sequence of items that passes through one echo stage in one iteration.
+
+    The stage repeats either examples or batches. For batches, "example" below means a batch.
 
     Args:
-        seed: seed of the buffer.
-        size: slots of the buffer; 0 passes items on in order.
+        seed: seed of the buffer's slots.
+        size: number of slots of the buffer; a buffer of size 0 passes items on in order.
         factor: the echoing factor.
-        rank, world: the serial of local number i is ``i * world + rank``.
+        rank, world: this rank and the number of ranks. The example with local number i on this rank has the
+            serial number ``i * world + rank``.
         begin: first local number of the iteration.
         bad: local numbers of bad examples, ascending.
     """
@@ -299,31 +345,31 @@ class Stream:
         self.rank, self.world, self.begin, self.bad = rank, world, begin, bad
 
     def number(self, item: int) -> int:
-        """Return the local number of the fresh example of an item."""
+        """Return the local number of the fresh example to which an item refers."""
         return (item >> keyed.ECHO_BITS) // self.world
 
     def numbers(self, items: keyed.Items) -> Rows:
-        """Return the local numbers of the fresh examples of items, int64 [n]."""
+        """Return the local numbers of the fresh examples to which items refer, int64 [n]."""
         return (items >> keyed.ECHO_BITS) // self.world
 
     def item_of(self, number: int) -> int:
-        """Return the first item of a local number."""
+        """Return the item for the first use of the example with a local number."""
         return (number * self.world + self.rank) << keyed.ECHO_BITS
 
     def entering(self, start: int, stop: int) -> keyed.Items:
-        """Return the items of all good examples with local numbers in [start, stop)."""
-        numbers = np.arange(start, stop, dtype=np.int64)  # [stop - start], less the bad ones
+        """Return the items that all good examples with local numbers in [start, stop) make, in order."""
+        numbers = np.arange(start, stop, dtype=np.int64)  # [stop - start], before the bad ones are removed
         bad = self.bad[bisect_left(self.bad, start) : bisect_left(self.bad, stop)]
         if bad:
             numbers = np.setdiff1d(numbers, bad, assume_unique=True)
         return keyed.uses(numbers * self.world + self.rank, self.factor.counts(numbers))
 
     def contents(self, cursor: Cursor) -> Contents:
-        """Return the contents at a cursor."""
+        """Compute the items between input and output at a cursor."""
         return Contents(self.held(cursor), self.pending(cursor))
 
     def pending(self, cursor: Cursor) -> keyed.Items:
-        """Return the repeats of the last example that have not entered yet."""
+        """Return the repeats of the last example that have not entered the buffer at a cursor."""
         if cursor.last < 0:
             return keyed.NO_ITEMS
         number = self.number(cursor.last)
@@ -331,7 +377,17 @@ class Stream:
         return repeats[repeats > cursor.last]
 
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
-        """Return the items up to ``last`` of a block of local numbers before ``stop``, and its start."""
+        """Return the items of a block of examples that ends before local number ``stop``.
+
+        A search backwards through the stream reads one such block after another.
+
+        Args:
+            stop: local number of the first example after the block.
+            last: the last item to return.
+
+        Returns:
+            The items up to ``last``, and the local number at which the block starts.
+        """
         if stop <= self.begin:
             raise ValueError(
                 "load_state_dict: the cursor lies before the start of its iteration, so the state is of "
@@ -342,11 +398,14 @@ class Stream:
         return items[: np.searchsorted(items, last, side="right")], start
 
     def _after_last(self, cursor: Cursor) -> int:
-        """Return the local number of the first example without any item in the stream."""
+        """Return the local number of the first example of which no item has entered at a cursor."""
         return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
     def held(self, cursor: Cursor) -> keyed.Items:
-        """Return the contents of the buffer, by slot, or in drain order once it drains."""
+        """Compute the items in the buffer at a cursor, by slot, or in drain order once the buffer drains.
+
+        The search goes backwards from the cursor, because a slot holds the last item that entered it.
+        """
         buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
         entered, stop = cursor.entered, self._after_last(cursor)
         while len(buffer) and buffer.min() < 0:
@@ -354,23 +413,24 @@ class Stream:
             entered -= len(items)
             slots = ShuffleBuffer.slots(self.seed, self.size, items)  # [items]
             filling = min(max(self.size - entered, 0), len(items))
-            # The first items filled the slots in order. The log of a state lacks bad examples before the
-            # oldest item in the buffer. These would only shift items that have left already.
+            # The first ``size`` items filled the slots in order, not at random. A state does not list bad
+            # examples older than the oldest item in the buffer. Without them the search counts too many
+            # items, but this only shifts items that have already left the buffer.
             slots[:filling] = np.maximum(entered + np.arange(filling), 0)
             empty = buffer[slots] < 0
-            # Items ascend, so the last of several in one slot is the largest.
+            # Items ascend, so the item that entered a slot last is the largest of those with this slot.
             np.maximum.at(buffer, slots[empty], items[empty])
         if cursor.drained:
             buffer = buffer[ShuffleBuffer.drain_order(self.seed, buffer)][cursor.drained :]
         return buffer
 
     def oldest(self, cursor: Cursor) -> int:
-        """Return the oldest item in the contents, or the next to enter if they are empty."""
+        """Return the oldest item between input and output, or the next to enter if there is none."""
         following = self.item_of(self._after_last(cursor))
         return int(np.append(self.contents(cursor).items, following).min())
 
     def leaving(self, cursor: Cursor, first: int, stop: int) -> keyed.Items:
-        """Return the outputs [first, stop), all before a cursor."""
+        """Compute the outputs ``first`` to ``stop - 1`` of the iteration, which lie before a cursor."""
         start = self.earlier(cursor, first)
         buffer = ShuffleBuffer(self.seed, self.size)
         held = self.held(start)
@@ -384,7 +444,12 @@ class Stream:
         return np.concatenate(left)[: stop - first]
 
     def earlier(self, cursor: Cursor, output: int) -> Cursor:
-        """Return the cursor after ``output`` outputs, no later than ``cursor``."""
+        """Return the cursor at which ``output`` items had left the buffer.
+
+        Args:
+            cursor: a cursor at or after that position, from which the search goes backwards.
+            output: number of outputs since the start of the iteration.
+        """
         exchanged = max(0, cursor.entered - self.size)
         if output > exchanged:
             return cursor._replace(drained=output - exchanged)
@@ -399,7 +464,13 @@ class Stream:
         return Cursor(entered, int(items[len(items) - 1 - further]))
 
     def _exchanged(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
-        """Return up to ``count`` outputs between two cursors while the input continues."""
+        """Compute up to ``count`` outputs between two cursors, before the buffer begins to drain.
+
+        Args:
+            buffer: the buffer with its contents at ``start``.
+            start, end: the two cursors.
+            count: largest number of outputs to return.
+        """
         left, entered = [keyed.NO_ITEMS], self.begin if start.last < 0 else self.number(start.last)
         count = min(count, end.entered - start.entered)
         while count > 0:

@@ -1,4 +1,4 @@
-"""Kinds of sources: arrays in memory, map-style datasets and iterables."""
+"""Sources of examples, which are of three kinds: arrays in memory, map-style datasets and iterables."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,17 +16,17 @@ from adaecho.echo.read.sequential import SequentialReader
 
 Source = ArraySource | MapSource | IterableSource
 Reader = RandomReader | SequentialReader
-"""Reads the fresh examples of one rank in serial order."""
+"""An object that reads the fresh examples of one rank in the order of their serial numbers."""
 
 
 def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_size: int = 1) -> Source:
-    """Wrap an object as a source.
+    """Wrap the object that the user passed as ``source`` in the class for its kind.
 
     Args:
-        source: the object as given.
-        seed: seed for the samplers of a DataLoader.
-        batch_size: None if the source yields whole batches.
-        world_size: number of ranks among which whole batches should be sharded.
+        source: the object as the user passed it.
+        seed: seed for the samplers if the object is a DataLoader.
+        batch_size: number of examples per batch; None if the source yields whole batches.
+        world_size: number of ranks among which the source should shard its whole batches.
 
     Raises:
         ValueError: the object is empty, or neither indexable with a length nor iterable.
@@ -36,7 +36,7 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
         warn_if_unshared(source, world_size)
     if is_keyed(source):
         return DataLoaderSource(source, seed)
-    if isinstance(source, IterableDataset):  # may have a length, and inherits a __getitem__ that raises
+    if isinstance(source, IterableDataset):  # it inherits a __getitem__ that only raises
         return IterableSource(source)
     arrays = _as_arrays(source)
     readable: ArraySource | MapSource
@@ -57,7 +57,7 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
 
 
 def _check(source: Any, batch_size: int | None) -> None:
-    """Raise ValueError for objects that are iterable or indexable but not a source of examples."""
+    """Raise ValueError for objects that can be iterated or indexed but do not yield examples."""
     if isinstance(source, str | bytes):
         raise ValueError(
             f"source={source!r:.80}: a string is not a source of examples; open the file (numpy.load, a "
@@ -84,8 +84,12 @@ def _check(source: Any, batch_size: int | None) -> None:
 
 
 def _as_arrays(source: Any) -> Columns | None:
-    """Return columns for arrays (alone, in a dict or in a tuple); None for other objects."""
-    # A subclass, or another dataset with tensors, has its own __getitem__.
+    """Return arrays, alone, in a dict or in a tuple, as columns; return None for other objects.
+
+    Raises:
+        ValueError: the arrays differ in length, or a tuple contains an array that cannot be a column.
+    """
+    # A subclass is not unpacked, because it may have its own __getitem__.
     of_dataset = type(source) is TensorDataset
     columns = source.tensors if of_dataset else source
     in_turn = columns if isinstance(columns, tuple) else (columns,)
@@ -99,7 +103,7 @@ def _as_arrays(source: Any) -> Columns | None:
         lengths = ", ".join(str(len(field)) for field in arrays)
         raise ValueError(f"source: arrays of different lengths ({lengths}) are not fields of one dataset")
     flat = flatten(columns)
-    if flat is None and isinstance(source, tuple):  # which would be a dataset of as many examples as fields
+    if flat is None and isinstance(source, tuple):  # each field would otherwise become an example
         raise ValueError(
             "source: one of these arrays is not numeric, or not in CPU memory; convert it, or pass a dataset "
             "whose __getitem__(row) returns one example"
@@ -108,9 +112,10 @@ def _as_arrays(source: Any) -> Columns | None:
 
 
 def warn_if_unshared(source: Any, world_size: int) -> None:
-    """Warn if a source of whole batches does not declare that it is sharded: each rank would get all of them.
+    """Warn if a source of whole batches does not declare that it is sharded among the ranks.
 
-    A ``DistributedSampler``, ``set_share``, or a ``rank`` of the source or its ``settings`` declares it.
+    Without sharding each rank would train on all batches. A source declares that it is sharded by a
+    ``DistributedSampler``, a method ``set_share``, or an attribute ``rank``, its own or of its ``settings``.
     """
     declared = hasattr(source, "set_share") or hasattr(getattr(source, "settings", source), "rank")
     if world_size == 1 or declared:

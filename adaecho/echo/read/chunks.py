@@ -1,7 +1,8 @@
-"""Upstream of the echo stage: read, decode and, for example_after_augmentation, augment.
+"""The stages before the echo: read, decode and, for ``example_after_augmentation``, augment.
 
-A reader has two parts. ``claim`` fixes the next examples, in order and in one thread at a time. ``work``
-reads them and may run in many threads. Errors of reading are here, too.
+A reader works in two steps. ``claim`` decides which examples come next; one thread at a time calls it, so
+that their order is fixed. ``work`` then reads these examples, and many threads may do so at once. This module
+also decides which errors of reading count as bad examples.
 """
 
 import errno
@@ -27,26 +28,27 @@ _NEVER_THE_EXAMPLE = (
     ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError, urllib.error.URLError,
     http.client.HTTPException,
 )  # fmt: skip
-# Errors that a file of wrong content, or a wrong name, can cause.
+# The errno values of errors that an example with wrong content, or with a wrong file name, can cause.
 _OF_THE_EXAMPLE = (None, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG)
 _NETWORK_CLIENTS = (
     "aiohttp.", "azure.core.", "botocore.", "gcsfs.", "google.api_core.", "google.auth.", "grpc.",
     "httpcore.", "httpx.", "huggingface_hub.", "requests.", "urllib3.",
 )  # fmt: skip
-_HOPELESS = 1000  # consecutive bad examples, beyond twice the budget, after which reading fails
+_HOPELESS = 1000  # reading fails after this many consecutive bad examples beyond twice the budget
 
 NONE_SKIPPED = (
     "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
     "bad_examples"
-)  # the reader of this message created a loader, or typed a run's command
+)  # it names both arguments, because the reader may have created a loader or started a run by a command
 
 
 def is_of_machine(error: Exception) -> bool:
-    """Whether the machine or network failed: the loader raises the error and does not count a bad example.
+    """Return whether an error shows that the machine or the network failed rather than a single example.
 
-    These are the built-in errors of connections, memory and missing files; an ``OSError`` with an errno such
-    as that of a full disk (decoders raise it without errno); and errors of network clients other than
-    ``ValueError``.
+    The loader raises this error instead of skipping the example as bad, since others would fail as well.
+    They are the built-in errors of connections, memory and missing files, an ``OSError`` with an errno such
+    as that of a full disk, and the errors of network clients except ``ValueError``. An ``OSError`` without
+    errno counts as bad example, because decoders raise it for wrong content.
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
         return True
@@ -57,13 +59,18 @@ def is_of_machine(error: Exception) -> bool:
 
 
 class BadExamples:
-    """List of examples that could not be read or decoded; more than the budget is an error.
+    """The examples that could not be read or decoded.
 
-    A row that is bad in every epoch is listed once.
+    If there are more of them than the budget allows, the error of the last one is raised. A row that is bad
+    in every epoch is listed, and counted, only once.
+
+    Args:
+        budget: largest number of bad examples to skip.
 
     Attributes:
-        found: the listed examples.
-        numbers: local numbers of all bad examples, ascending, for the stream. Iteration only appends.
+        found: the bad examples, each as a dict with its local number, origin, error and row.
+        numbers: local numbers of all bad examples in all epochs, ascending; the stream leaves them out.
+            Iteration only appends to this list.
     """
 
     def __init__(self, budget: int) -> None:
@@ -72,7 +79,7 @@ class BadExamples:
         self.numbers: list[int] = []
 
     def add(self, chunk: FreshBlock) -> None:
-        """List the bad examples of a chunk; raise the error of one beyond the budget."""
+        """List the bad examples of a chunk, and raise the error of the first one beyond the budget."""
         self._in_a_row = 0 if len(chunk.serials) else self._in_a_row + len(chunk.bad)
         for bad in chunk.bad:
             if self._in_a_row > 2 * self._budget + _HOPELESS:
@@ -85,7 +92,7 @@ class BadExamples:
                 raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
 
     def go_back(self, index: int) -> None:
-        """Remove entries from a local number on, which were read ahead."""
+        """Remove the entries from local number ``index`` on, which were found by reading ahead."""
         self.found = [bad for bad in self.found if bad["index"] < index]
         self.numbers = [number for number in self.numbers if number < index]
 
@@ -97,23 +104,24 @@ class BadExamples:
 
 
 def warn_caller(message: str) -> None:
-    """Warn at the line outside this package that created the loader or requested a batch."""
+    """Issue a warning that points to the line of the user's code which called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
 
 
-# Larger examples, e.g. decoded photographs, are not stacked: the copy would take longer than handling each.
+# Larger examples, such as decoded photographs, are not stacked into arrays, because copying them would take
+# longer than handling them one by one.
 _LARGE_BYTES = 1 << 16
 
 Serials = NDArray[np.int64]
 ReaderState = tuple[list[Any], list[Any]]
-"""Marks to begin reading at, and fingerprints of examples: plain values."""
+"""Points at which reading can begin, and fingerprints of examples, both as plain values."""
 
 
 class Tried:
-    """Calls ``decode`` only to detect bad examples; good ones stay encoded."""
+    """Decodes examples only to detect bad ones, for a buffer that holds encoded examples."""
 
     def __init__(self, decode: Callable[[Any], Any]) -> None:
         self._decode = decode
@@ -125,14 +133,15 @@ class Tried:
 
 @dataclass
 class Preparation:
-    """The steps between storage and the echo stage.
+    """The steps between reading an example and the echo stage.
 
     Attributes:
-        decode: decodes one example, deterministic; None if the source yields decoded examples.
-        augment: augments many examples before the echo; None if that comes after it.
-        stacked: whether to stack examples of one shape into arrays.
-        length: number of examples in a whole batch; None if the source yields examples.
-        alone: whether this runs in a worker process, where examples stay one by one.
+        decode: deterministic function that decodes one example; None if the source yields decoded examples.
+        augment: function that augments many examples before the echo; None if augmentation comes later.
+        stacked: whether to stack examples of the same shape into arrays.
+        length: function that returns the number of examples in a whole batch; None if the source yields
+            single examples.
+        alone: whether this runs in a worker process, which keeps examples one by one.
     """
 
     decode: Callable[[Any], Any] | None = None
@@ -142,20 +151,23 @@ class Preparation:
     alone: bool = False
 
     def own(self, example: Any) -> Any:
-        """Return an example that the loader may cache and write into. Whole batches are copied later."""
+        """Return a copy of an example that the loader may cache and write into.
+
+        Whole batches are returned as they are, because they are copied later.
+        """
         return with_own_arrays(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
-        """Number of examples in one item of the source."""
+        """Return the number of examples in one item of the source, which is 1 unless it is a whole batch."""
         if self.length is None:
             return 1
         try:
             return self.length(read if self.decode is None else self.decode(with_own_arrays(read)))
         except Exception:
-            return 0  # bad batches do not count
+            return 0  # a bad batch contributes no examples
 
     def finish(self, serials: Serials, examples: Examples) -> Examples:
-        """Augment, if that comes before the echo, and stack the examples if possible."""
+        """Augment the examples if that comes before the echo, and stack them if possible."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
         if isinstance(examples, Columns) or not self.stacked or self.alone or not examples:
@@ -171,18 +183,21 @@ class Preparation:
         world: int,
         rows: Sequence[int] | Rows | None = None,
     ) -> FreshBlock:
-        """Read and decode examples; ``finish`` the good ones and list the bad ones.
+        """Read, decode and ``finish`` some examples, and collect those for which this fails.
 
-        Arrays of the source are copied at once: the source may cache or overwrite them, and ``decode`` and
-        ``augment`` may write into them. The result of ``decode`` is not copied.
+        Arrays from the source are copied at once, because the source may overwrite them, and because
+        ``decode`` and ``augment`` may write into them. The result of ``decode`` is not copied again.
 
         Args:
-            serials: serials of the examples, shape [n].
+            serials: serial numbers of the examples, int64 [n].
             end: local number of the first example after them.
-            fetch: reads the example at a position in ``serials``.
-            origin: names the example at a position.
+            fetch: function that reads the example at a position in ``serials``.
+            origin: function that returns the name of the example at a position, for messages.
             world: number of ranks.
             rows: rows of the examples in the source, if known.
+
+        Returns:
+            The good examples, with the list of bad ones.
         """
         good, positions, bad = [], [], []
         for position, serial in enumerate(serials.tolist()):
@@ -197,7 +212,7 @@ class Preparation:
                     raise
                 row = None if rows is None else int(rows[position])
                 reason, where = f"{type(error).__name__}: {error}", ""
-                if self.alone:  # it is sent without its traceback
+                if self.alone:  # pickle sends an error without its traceback, so the text is sent as well
                     error, where = picklable_error(error), traceback.format_exc().rstrip()
                 bad.append(BadExample(serial // world, origin(position), error, reason, row, where))
             else:
@@ -209,19 +224,22 @@ class Preparation:
 
 
 class PrefetchQueue:
-    """Queue of fresh examples from a reader, which may read ahead in chunks.
+    """Queue of fresh examples, which threads may fill ahead of the echo stage.
+
+    Without threads, each call reads exactly the requested number of examples. With threads, each call returns
+    the next chunk that was read ahead.
 
     Args:
-        claim, work: methods of the reader; inline it reads exactly the requested number.
-        bad: list of bad examples.
+        claim, work: the two methods of the reader.
+        bad: the list to which bad examples are added.
         index: local number of the first example.
-        drawn: called for each block whose reading drew random numbers.
-        begins: whether the first example is the first of an iteration.
+        drawn: function to call for each block whose reading drew random numbers.
+        begins: whether the first example is the first one of an iteration.
 
     Attributes:
         index: local number of the next example.
-        examples: number of examples so far, including bad ones.
-        map: the map that reads; the caller may replace it by one with threads.
+        examples: number of examples taken so far, including bad ones.
+        map: the map that reads. The caller may replace it by one with threads.
     """
 
     def __init__(
@@ -241,7 +259,11 @@ class PrefetchQueue:
         self._has_good = not begins
 
     def take_again(self, count: int) -> FreshBlock:
-        """Return examples that were read before; raise the error of a bad one."""
+        """Return examples that the buffers need again.
+
+        Raises:
+            Exception: the error of an example that cannot be read now, although it could before.
+        """
         self._wanted = count
         chunk = self.map.get()
         assert chunk is not None
@@ -250,7 +272,11 @@ class PrefetchQueue:
         return chunk
 
     def take(self, count: int) -> FreshBlock | None:
-        """Return the next ``count`` examples, or a chunk; None at the end of the iteration."""
+        """Return the next ``count`` examples, or the next chunk with threads; None at the iteration's end.
+
+        Raises:
+            Exception: the error of a bad example beyond the budget, or if all examples are bad.
+        """
         self._wanted = count
         chunk = self.map.get()
         if chunk is None and self._first_bad is not None and not self._has_good:

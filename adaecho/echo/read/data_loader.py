@@ -1,8 +1,8 @@
-"""Adapter of torch's DataLoader: its passes are functions of (seed, pass).
+"""Adapter that makes each pass over a torch DataLoader reproducible.
 
-The random numbers of a DataLoader depend on when it is iterated and on other users of its generators. Here
-its samplers draw from a generator keyed to (seed, pass), and the dataset's generators are seeded for each
-batch.
+The random numbers of a DataLoader depend on when it is iterated and on what else draws from the same
+generators, so that a resume could not repeat a pass. Here the samplers draw from a generator seeded by (seed,
+number of the pass), and the generators that the dataset uses are seeded for each batch.
 """
 
 import copy
@@ -25,17 +25,22 @@ from adaecho.echo.threads import PoolThread
 
 
 def is_keyed(source: Any) -> bool:
-    """Whether an object is a DataLoader that does not override ``__iter__``."""
+    """Return whether this adapter can handle an object, a DataLoader that does not override ``__iter__``."""
     return isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
 
 
 class DataLoaderSource(IterableSource):
-    """A DataLoader whose randomness is a function of (seed, pass).
+    """A source that wraps a DataLoader and makes its random numbers functions of (seed, pass).
 
-    Its samplers draw from a generator keyed to (seed, pass), like those of ``sampler=``. The global
-    generators of torch, NumPy and ``random`` are seeded by (seed, pass, batch) in its worker processes, or in
-    the caller's thread if that reads. A pass starts at the first request of a batch. For a map-style dataset
-    it can start at any batch, from indices alone.
+    Like a sampler passed as ``sampler=``, the samplers of the DataLoader draw from a generator seeded by
+    (seed, pass). The global generators of torch, NumPy and ``random`` are seeded by (seed, pass, batch) in
+    the DataLoader's worker processes, or in the calling thread if that reads the dataset. With a map-style
+    dataset a pass can start at any batch, because only the indices of the earlier batches must be drawn
+    again.
+
+    Args:
+        loader: the DataLoader.
+        seed: seed of all these random numbers.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -45,24 +50,28 @@ class DataLoaderSource(IterableSource):
         self.reordered = True
         self._of_batches = loader.batch_sampler is not None
         self._generator, self._upcoming = torch.Generator(), _Upcoming()
-        self._own: DataLoader[Any] | None = None  # a copy with the keyed indices
-        # Workers learn the epoch when they start, except that Hugging Face's streams share it.
+        self._own: DataLoader[Any] | None = None  # a copy of the DataLoader that uses the seeded indices
+        # Worker processes see an epoch set by set_epoch only if they start after it, so that persistent
+        # workers would miss it. Hugging Face's streams are an exception, because they share the epoch.
         hears = hasattr(loader.dataset, "set_epoch")
         self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
 
     @property
     def _sampler(self) -> Any:
-        """The sampler of the indices of each batch, or of each example without batches."""
+        """The sampler that yields the indices of each batch, or of each example if there are no batches."""
         return self._loader.batch_sampler if self._of_batches else self._loader.sampler
 
     @property
     def sends(self) -> bool:
-        """Whether its workers are processes."""
+        """Whether worker processes of the DataLoader read the dataset and send the batches."""
         return self._loader.num_workers > 0
 
     @property
     def length(self) -> int | None:
-        """Number of batches of a pass, from a copy: the length of a sampler may draw random numbers."""
+        """Number of batches in a pass; None if unknown.
+
+        A copy of the sampler is asked, because computing its length may draw random numbers.
+        """
         if not self.seekable:
             return super().length
         try:
@@ -72,21 +81,25 @@ class DataLoaderSource(IterableSource):
             return None
 
     def own_batch(self, batch: Any) -> Any:
-        """Copy a batch, unless the DataLoader collated it or received it from a process."""
+        """Copy a batch, unless it is new memory because the DataLoader collated or received it."""
         return batch if self._of_batches or self.sends else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
-        """Return a pass from a position on: the number of batches and a digest of their indices.
+        """Return the batches of one pass, from a position on.
+
+        Args:
+            number: number of the pass, counted from 0.
+            position: number of batches to skip and a digest of their indices; empty for the whole pass.
 
         Raises:
-            ValueError: the batches up to there would differ.
+            ValueError: the skipped batches would differ from those of the saved state.
         """
         if isinstance(position, dict) or (position and not self.seekable):
             raise self._takes_no_position()
         tell_pass(self._loader.dataset, number)
         order_seed, seed = seeds_of_pass(self._seed, number)
         samplers = _within(self._sampler)
-        for sampler in reversed(samplers):  # the innermost first
+        for sampler in reversed(samplers):  # the innermost sampler first
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(number)
         generator = torch.Generator()
@@ -97,11 +110,17 @@ class DataLoaderSource(IterableSource):
         return opened
 
     def rows(self, iterator: Any) -> int:
-        """Return a digest of the indices of all batches of the pass so far."""
+        """Return a digest of the indices of all batches of the pass so far; 0 if the indices are unknown."""
         return int(iterator.position[1]) if self.knows_rows else 0
 
     def check_other(self, serial: int, *, same_rows: bool) -> None:
-        """Warn if the rows are the same but their contents differ; otherwise raise ValueError."""
+        """Report an example that differs from its first read.
+
+        If it comes from the same row, only the dataset's random numbers differ, and a warning suffices.
+
+        Raises:
+            ValueError: the example comes from another row.
+        """
         if not same_rows:
             raise self._others(serial, _REMEDY)
         told = "of the same rows" if self.knows_rows else "so examples may be missing or repeated"
@@ -113,16 +132,17 @@ class DataLoaderSource(IterableSource):
         )
 
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
-        """Return the batches of these indices. Persistent workers survive the pass."""
+        """Return an iterator over the batches with these indices. Persistent workers survive the pass."""
         kept = None if self._told_once else self._own
         own = copy.copy(self._loader) if kept is None else kept
-        # A DataLoader refuses assignments to some attributes. One statement: an interrupt cannot split it.
+        # A DataLoader refuses assignments to some of its attributes, so its dict is updated. This is one
+        # statement, so that an interrupt cannot split it.
         vars(own).update(
             vars(self._loader)
             | {
                 "batch_sampler" if self._of_batches else "sampler": self._upcoming,
                 "generator": self._generator,
-                "in_order": True,  # otherwise the order is not reproducible
+                "in_order": True,  # otherwise the order of batches would not be reproducible
                 "_iterator": None if kept is None else kept._iterator,
             }
         )
@@ -132,7 +152,7 @@ class DataLoaderSource(IterableSource):
         return iter(self._own)
 
     def close(self) -> None:
-        """Drop persistent workers."""
+        """Drop the copy of the DataLoader, which ends its persistent workers."""
         self._own = None
 
 
@@ -143,7 +163,7 @@ _REMEDY = (
 
 
 def _within(sampler: Any) -> list[Any]:
-    """Return a sampler and the samplers in its attributes, each once."""
+    """Return a sampler and all samplers that it contains in its attributes, each once."""
     found = [sampler]
     for one in found:
         for name, value in getattr(one, "__dict__", {}).items():
@@ -154,8 +174,17 @@ def _within(sampler: Any) -> list[Any]:
 
 
 def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
-    """Iterate a sampler, with a generator that its samplers have only during each call."""
-    # In other libraries an attribute of this name may be something else.
+    """Iterate over a sampler that draws from the given generator.
+
+    The samplers have this generator as attribute only during each call, so that the user's objects do not
+    stay changed.
+
+    Args:
+        sampler: the sampler to iterate over.
+        samplers: the sampler and those that it contains.
+        generator: the generator to draw from.
+    """
+    # The type is checked, because samplers of other libraries may use the name for something else.
     drawing = [one for one in samplers if isinstance(getattr(one, "generator", 0), torch.Generator | None)]
     iterator: Iterator[Any] | None = None
     while True:
@@ -174,26 +203,26 @@ def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Ite
 
 
 class Pass:
-    """The batches of one pass.
+    """Iterator over the batches of one pass.
 
     Args:
-        source: the source.
-        drawn: indices of each batch, from its sampler.
-        seed: seed of the first batch; each later batch adds 1.
+        source: the source to which the pass belongs.
+        drawn: yields the indices of each batch, as its sampler draws them.
+        seed: seed of the first batch. The seed of each later batch is larger by 1.
 
     Attributes:
-        position: number of batches so far, and a digest of their indices.
+        position: number of batches received so far, and a digest of their indices.
     """
 
     def __init__(self, source: DataLoaderSource, drawn: Iterator[Any], seed: int) -> None:
         self._source, self._seed = source, seed
         self._indices = self._digested(drawn)
-        self._digests: deque[int] = deque()  # after each batch that was drawn but not yet received
+        self._digests: deque[int] = deque()  # one for each batch that is drawn but not received
         self._batches: Iterator[Any] | None = None
         self.position = 0, 0
 
     def _digested(self, drawn: Iterator[Any]) -> Iterator[Any]:
-        """Yield the indices of batches to the DataLoader, and record their digests."""
+        """Yield the indices of each batch to the DataLoader, and record a digest of them."""
         digest = 0
         for number, index in enumerate(drawn):
             digest = zlib.crc32(str(index).encode(), digest)
@@ -204,7 +233,8 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
-        # A thread of the loader must not touch the global generators, which the training step may use.
+        # A thread of the loader must not change the global generators, because the training step may use
+        # them at the same time.
         by_pool_thread = isinstance(threading.current_thread(), PoolThread)
         seeded = not (self._source.sends or by_pool_thread)
         with keyed.global_generators_kept() if seeded else nullcontext():
@@ -218,7 +248,11 @@ class Pass:
         return batch
 
     def skip_to(self, position: Any) -> None:
-        """Skip the batches before a position without reading them."""
+        """Skip the batches before a position by drawing only their indices, without reading them.
+
+        Raises:
+            ValueError: the indices differ from those of the saved state.
+        """
         number = position[0]
         for _ in islice(self._indices, number):
             self.position = self.position[0] + 1, self._digests.popleft()
@@ -229,12 +263,12 @@ class Pass:
             )
 
     def close(self) -> None:
-        """Drop the workers, unless they are persistent."""
+        """Drop the iterator over batches, which ends the workers unless they are persistent."""
         self._batches = None
 
 
 class _Upcoming:
-    """Stands in for the sampler of a DataLoader: the indices of the next pass."""
+    """Replaces the sampler of a DataLoader and yields the indices of the next pass."""
 
     indices: Iterator[Any]
 
@@ -243,9 +277,9 @@ class _Upcoming:
 
 
 class _Seeding:
-    """An index that seeds the generators of the worker process that unpickles it.
+    """An index that seeds the global generators of the worker process in which pickle restores it.
 
-    The random numbers of a batch therefore depend neither on other batches nor on the number of workers.
+    The random numbers of a batch then depend neither on other batches nor on the number of workers.
     """
 
     def __init__(self, seed: int, index: Any) -> None:

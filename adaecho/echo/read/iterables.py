@@ -1,6 +1,7 @@
-"""Iterable sources, including third-party loaders.
+"""Iterable sources, including the loaders of other libraries.
 
-This handles epochs, positions and memory of any iterable. ``data_loader`` adapts torch's DataLoader.
+This module starts the passes of any iterable, saves and restores its position if it has one, and copies
+examples whose memory it may reuse. ``data_loader`` adapts torch's DataLoader.
 """
 
 import base64
@@ -17,32 +18,38 @@ import torch
 
 from adaecho.echo.memory.pytree import duplicate
 
-APART = 16  # examples or batches between two positions, which may take as long as reading an example
+# Number of examples or batches between two saved positions. A position of another library can take as long to
+# save as an example takes to read.
+APART = 16
 
 Position = Sequence[int] | dict[str, Any]
-"""A position in an epoch: integers, or a third-party state as {"own": ...}; empty if unknown."""
+"""A position in an epoch: integers, another library's state as {"own": ...}, or empty if unknown."""
 
 
 class IterableSource:
-    """An iterable; one iteration over it is a pass.
+    """A source that wraps an iterable. One iteration over the iterable is a pass (an epoch).
+
+    The iterable may have the following optional methods:
+
+    * ``set_epoch(number)`` is called before each pass, also if its sampler or dataset has it.
+    * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
+    * ``iterate_from(position)`` returns an iterator that starts at a position, so that a resume need not read
+      the whole pass again. A position is a sequence of integers, which an iterator provides as its attribute
+      ``position``.
+    * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore the
+      position in any form, as in StatefulDataLoader, Grain's iterators and EchoLoader.
 
     Args:
-        source: an iterable, or a function that returns an iterator for each pass. Optional methods:
-            ``set_epoch(number)``, also of its sampler or dataset, is called before each pass;
-            ``set_share(rank, world_size)`` restricts it to the examples of one rank;
-            ``iterate_from(position)`` starts at a position, a sequence of integers that an earlier iterator
-            had as ``position``. The loader uses it for states, and after an iterator was closed early.
-            ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, are used if they exist
-            (StatefulDataLoader, Grain's iterators, EchoLoader).
+        source: the iterable, or a function that returns an iterator for each pass.
 
     Attributes:
         name: name of the source in messages.
-        seekable: whether it has ``iterate_from``.
-        reordered: whether passes may differ in order.
-        within: whether the reader has read from the current pass and not met its end.
+        seekable: whether the iterable has ``iterate_from``.
+        reordered: whether the order of examples may differ between passes.
+        within: whether the reader has begun the current pass and not yet reached its end.
     """
 
-    thread_safe = True  # only one thread at a time reads it
+    thread_safe = True  # because only one thread at a time reads an iterable
     knows_rows = False
 
     def __init__(self, source: Any) -> None:
@@ -51,28 +58,36 @@ class IterableSource:
         self.seekable = hasattr(source, "iterate_from")
         self.reordered = any(hasattr(part, "set_epoch") for part in parts_of(source))
         self._share: Callable[[], object] = lambda: None
-        self._opened: Any = None  # the iterable opened last
+        self._opened: Any = None  # the iterable of the current pass
         self.within = False
-        self._methods: PositionMethods | None = None  # those of the iterator opened last
+        self._methods: PositionMethods | None = None  # the methods for the position in the current pass
 
     @property
     def length(self) -> int | None:
-        """Number of examples (or whole batches) of a pass; None if the source has no length."""
+        """Number of examples (or whole batches) in a pass; None if the source has no length."""
         try:
             return len(self._source)
-        except (TypeError, RuntimeError):  # RuntimeError: the length is known only after iteration
+        except (TypeError, RuntimeError):  # some sources know their length only after iteration
             return None
 
     def set_share(self, rank: int, world: int) -> bool:
-        """Shard the source, if it can; return whether it yields only this rank's examples."""
+        """Let the source shard itself if it can; return whether it then yields only this rank's examples."""
         set_share = getattr(self._source, "set_share", None)
         if set_share is not None:
             self._share = partial(set_share, rank, world)
         return set_share is not None
 
     def open_pass(self, number: int, position: Position = ()) -> Iterator[Any]:
-        """Return the iterator of one pass, from a position on."""
-        self._share()  # another loader around the same source may have changed it
+        """Return an iterator over one pass, from a position on.
+
+        Args:
+            number: number of the pass, counted from 0.
+            position: position at which to start; empty for the start of the pass.
+
+        Raises:
+            ValueError: the source cannot be iterated, cannot start again, or accepts no position.
+        """
+        self._share()  # repeated for each pass, because another loader around the source may have changed it
         tell_pass(self._source, number)
         methods = position_methods(self._source)
         if position and not isinstance(position, dict):
@@ -100,33 +115,33 @@ class IterableSource:
 
     @property
     def marks_apart(self) -> int:
-        """Smallest number of items between two marks; 0 if the source has no positions."""
+        """Smallest number of items between two saved positions; 0 if the source has no positions."""
         return 1 if self.seekable else APART if self._methods is not None else 0
 
     def position(self, iterator: Any) -> Position:
-        """Return the position of the iterator opened last; () if unknown."""
+        """Return the position of the iterator of the current pass; () if unknown."""
         if self.seekable:
             return tuple(operator.index(part) for part in iterator.position)
         return () if self._methods is None else _told(self._methods)
 
     def position_after_pass(self) -> Position:
-        """Return the position before the next pass; () if unknown."""
+        """Return the position between the completed pass and the next one; () if unknown."""
         methods = position_methods(self._source)
         return () if methods is None or self._methods is None else _told(methods)
 
     def rows(self, iterator: Any) -> int:  # noqa: ARG002 (of an adapter that knows them)
-        """Return a digest of the rows that the iterator has yielded; 0 if unknown."""
+        """Return a digest of the rows that the iterator has yielded; 0 if the rows are unknown."""
         return 0
 
     def let_go(self, iterator: Any) -> None:
-        """Close the iterator of a pass. An iterator that is itself the source stays open."""
-        # Closing a generator before its first item would end it.
+        """Close the iterator of a pass, unless the iterator is itself the source."""
+        # A generator that has not yielded yet is not closed, because it could never yield afterwards.
         unread = inspect.isgenerator(iterator) and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
         if iterator is not self._source and hasattr(iterator, "close") and not unread:
             iterator.close()
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the source if it is an iterator that can be closed."""
         if isinstance(self._source, Iterator) and hasattr(self._source, "close"):
             self._source.close()
 
@@ -137,9 +152,9 @@ class IterableSource:
         self._check_begins(given, begun=begun)
 
     def _check_begins(self, given: Any, *, begun: bool = False) -> None:
-        """Raise ValueError for an iterator that is its own source and was left in the middle of a pass.
+        """Raise ValueError if an iterator that is itself the source was left in the middle of a pass.
 
-        The loader cannot know whether ``iter`` restarts it, unless it has ``set_epoch``.
+        Unless it has ``set_epoch``, the loader cannot know whether ``iter`` starts it again.
         """
         begun |= self.within and given is self._opened and isinstance(given, Iterator)
         if begun and not hasattr(given, "set_epoch"):
@@ -151,13 +166,13 @@ class IterableSource:
             )
 
     def own_batch(self, batch: Any) -> Any:
-        """Copy a whole batch, because the source may reuse its memory, as FFCV and DALI do."""
-        with suppress(TypeError):  # objects without a copy
+        """Return a copy of a whole batch, because the source may reuse its memory, as FFCV and DALI do."""
+        with suppress(TypeError):  # objects that cannot be copied are returned as they are
             return duplicate(batch)
         return batch
 
     def check_other(self, serial: int, *, same_rows: bool) -> None:  # noqa: ARG002 (as above)
-        """Raise ValueError: an example that was read again differs from the first read."""
+        """Raise ValueError because an example that was read again differs from its first read."""
         raise self._others(
             serial,
             "Seed its random numbers by set_epoch(epoch), e.g. in a class whose __iter__ creates it with "
@@ -180,12 +195,12 @@ class IterableSource:
         )
 
     def origin(self, serial: int) -> str:
-        """Name an example in a message."""
+        """Return the name of an example for messages."""
         return f"example {serial} (counted from 0 over all passes) of {self.name}"
 
 
 def parts_of(source: Any) -> list[Any]:
-    """Return a source, its dataset and its samplers, each once."""
+    """Return a source, its dataset and its samplers, each object once."""
     batch_sampler = getattr(source, "batch_sampler", None)
     named = [getattr(source, name, None) for name in ("dataset", "sampler")]
     parts = [source, *named, batch_sampler, getattr(batch_sampler, "sampler", None)]
@@ -193,18 +208,18 @@ def parts_of(source: Any) -> list[Any]:
 
 
 def tell_pass(source: Any, number: int) -> None:
-    """Call ``set_epoch`` of a source, or else of its sampler, batch sampler and dataset."""
+    """Call ``set_epoch(number)`` of a source, or else of its sampler, batch sampler and dataset."""
     for part in [source] if hasattr(source, "set_epoch") else parts_of(source):
         if hasattr(part, "set_epoch"):
             part.set_epoch(number)
 
 
 PositionMethods = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""Functions that return a position and restore it."""
+"""A function that returns a position, and a function that restores it."""
 
 
 def _told(methods: PositionMethods) -> Position:
-    return {"own": copy.deepcopy(methods[0]())}  # the source may continue to write into it
+    return {"own": copy.deepcopy(methods[0]())}  # copied, because the source may still write into it
 
 
 def _take(methods: PositionMethods, position: Any) -> None:
@@ -212,27 +227,28 @@ def _take(methods: PositionMethods, position: Any) -> None:
 
 
 def encoded(state: Any) -> str:
-    """Encode a third-party state as text."""
+    """Encode the state of another library's loader as text, so that a flat state can contain it."""
     file = io.BytesIO()
     torch.save(state, file)
     return base64.b64encode(file.getvalue()).decode()
 
 
 def decoded(text: str) -> Any:
-    """Decode a third-party state; no code from it runs."""
+    """Decode text from ``encoded``. No code from the text is executed."""
     return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
 
 
 def position_methods(owner: Any) -> PositionMethods | None:
-    """Return the methods of an object that save and restore its position, or None.
+    """Return the methods of an object that save and restore its position, or None if it has none.
 
-    Streams of Hugging Face's ``datasets``, and loaders of them, are excluded: with ``shuffle`` their states
-    lack the contents of the buffer, so other examples would follow.
+    The streams of Hugging Face's ``datasets``, and loaders around them, are excluded. After ``shuffle`` their
+    states do not contain the shuffle buffer, so that other examples would follow than in the saved run.
     """
     streams = [owner, getattr(owner, "dataset", None), getattr(owner, "_dataset", None)]
     if any(kind.__module__.startswith("datasets.") for part in streams for kind in type(part).__mro__):
         return None
+    # Accelerate's loaders always have these methods, but with use_stateful_dataloader=False they do not work.
     for ask, give in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if hasattr(owner, ask) and hasattr(owner, give) and getattr(owner, "use_stateful_dataloader", True):
             return getattr(owner, ask), getattr(owner, give)
-    return None  # Accelerate's loaders have the methods even if their source has no state
+    return None

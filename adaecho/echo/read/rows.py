@@ -1,4 +1,4 @@
-"""Sources with random access (arrays and map-style datasets) and their reader."""
+"""Sources whose rows can be read in any order (arrays and map-style datasets), and their reader."""
 
 import sys
 from collections.abc import Callable
@@ -15,36 +15,39 @@ from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read.chunks import Preparation, ReaderState, Serials, is_of_machine
 
-_GROUP, _GROUP_BYTES = 1024, 1 << 22  # largest group of small examples, and its bytes
-_DATASET_SEED = 2  # added to the seed
+_GROUP, _GROUP_BYTES = 1024, 1 << 22  # largest number of small examples in a group, and their bytes
+_DATASET_SEED = 2  # added to the loader's seed, so that the dataset draws other numbers than the loader
 
 
 class ArraySource:
-    """Arrays (or CPU tensors) of one leading length, alone or in a dict or tuple."""
+    """A source of arrays or CPU tensors, alone or in a dict or tuple, that have the same leading length."""
 
     thread_safe = True
 
     def __init__(self, arrays: Columns) -> None:
         self.arrays = arrays  # [length, ...] for each leaf
         self.length, self.name = len(arrays), "arrays"
-        # Rows of a memory map are read from storage at each use.
+        # Rows of a memory map are copied into a pool, because each use would read them from storage again.
         self.resident = not any(map(_is_memory_map, arrays.arrays))
 
     def read(self, rows: Rows) -> Columns:
-        """Copy some rows."""
+        """Return copies of some rows."""
         return self.arrays.take(rows)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """Return the number of batches to process at once, more than one for small examples."""
+        """Return the number of batches to process at once.
+
+        It exceeds one for small examples, for which the cost of each Python call dominates.
+        """
         examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
         return max(1, examples // batch_size)
 
     def fetch(self, rows: Rows, keys: Any) -> Callable[[int], Any]:  # noqa: ARG002 (they draw nothing)
-        """Return a function from a position in ``rows`` to the example."""
+        """Read some rows and return a function from a position in ``rows`` to the example there."""
         return self.read(rows).examples().__getitem__
 
     def origin(self, row: int) -> str:
-        """Name an example in a message."""
+        """Return the name of an example for messages."""
         return f"row {row} of the source"
 
 
@@ -55,7 +58,11 @@ def _is_memory_map(array: Any) -> bool:
 
 
 def is_thread_safe(dataset: Any) -> bool:
-    """Whether threads may read a dataset in parallel: it declares so, or is a list, array or such."""
+    """Return whether several threads may read a dataset at the same time.
+
+    They may if the dataset declares ``thread_safe = True``, or if it is of a type without changing state,
+    such as a list, an array or a ``TensorDataset``.
+    """
     declared, kind = getattr(dataset, "thread_safe", None), type(dataset)
     if isinstance(declared, bool):
         return declared
@@ -68,16 +75,16 @@ def is_thread_safe(dataset: Any) -> bool:
 
 
 class MapSource:
-    """A map-style dataset: ``len(dataset)`` and ``dataset[row]``.
+    """A source that wraps a map-style dataset, which has ``len(dataset)`` and ``dataset[row]``.
 
-    It may have ``origin(row)`` for messages, and ``shard_lengths``, the number of examples in each shard, for
-    ``order="shards"``.
+    The dataset may also have a method ``origin(row)``, which names an example in messages, and an attribute
+    ``shard_lengths``, the number of examples in each shard, which ``order="shards"`` needs.
 
-    Threads read a dataset that declares ``thread_safe = True``, many rows at once if it has
-    ``__getitems__(rows)``. Its reads must not change shared state, e.g. an open file, a cache or a global
-    generator. Other datasets are read as in a DataLoader: in worker processes, or inline without workers.
-    The loader seeds the global generators for each of their examples, so that random numbers depend neither
-    on workers nor on a resume.
+    If the dataset declares ``thread_safe = True``, threads read it, many rows at once if it has
+    ``__getitems__(rows)``. Reading must then not change shared state such as an open file, a cache or a
+    global generator. Other datasets are read as in a DataLoader: in worker processes, or in the calling
+    thread without workers. For these the loader seeds the global generators before each example, so that
+    random numbers depend neither on the number of workers nor on a resume.
     """
 
     resident = False
@@ -86,15 +93,20 @@ class MapSource:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
         self.thread_safe = is_thread_safe(dataset)
-        self.draws: bool | None = None  # None until the first example was read
+        self.draws: bool | None = None  # whether reading draws random numbers; None until the first read
 
     def peek(self, row: int) -> Any:
-        """Read one example before any iteration."""
+        """Read one example before iteration begins, without changing the global generators."""
         with keyed.global_generators_kept():
             return with_own_arrays(self._dataset[row])
 
     def fetch(self, rows: Rows, keys: list[int]) -> Callable[[int], Any]:
-        """Return a function from a position in ``rows`` [n] to the example; ``keys`` [n] seed its randomness.
+        """Return a function from a position in ``rows`` to the example there.
+
+        Args:
+            rows: row numbers, int64 [n].
+            keys: n seeds for the global generators, one for each example. Datasets that are thread-safe do
+                not need them.
 
         Raises:
             ValueError: ``__getitems__`` did not return one example for each row.
@@ -109,7 +121,8 @@ class MapSource:
             if is_of_machine(error):
                 error.add_note(f"while reading {self.origin(int(rows[0]))} and {len(rows) - 1} more")
                 raise
-            return lambda position: self._dataset[int(rows[position])]  # which shows the bad one
+            # Reading one by one shows which example is bad.
+            return lambda position: self._dataset[int(rows[position])]
         if len(examples) != len(rows):
             raise ValueError(
                 f"source: {self.name}.__getitems__ returned {len(examples)} examples for {len(rows)} rows; "
@@ -126,24 +139,27 @@ class MapSource:
         return example
 
     def origin(self, row: int) -> str:
-        """Name an example in a message."""
+        """Return the name of an example for messages."""
         own = getattr(self._dataset, "origin", None)
         return f"example {row} of {self.name}" if own is None else str(own(row))
 
 
 class RandomReader:
-    """Reads a source with random access.
+    """Reads a source whose rows can be read in any order.
 
     Args:
         source: the source.
-        permutation: maps serials to rows.
-        preparation: steps before the echo.
-        rank, world: this rank reads the serials congruent to ``rank`` modulo ``world``.
-        resident: return row numbers instead of examples; the source serves as the pool.
-        seed: seed of the global generators for a dataset.
+        permutation: maps serial numbers to rows.
+        preparation: the steps between reading and the echo stage, such as ``decode``.
+        rank, world: this rank and the number of ranks. The rank reads the serials that are congruent to
+            ``rank`` modulo ``world``.
+        resident: whether to return row numbers instead of examples, because the source itself serves as the
+            pool.
+        seed: seed for the random numbers that a dataset draws from the global generators.
 
     Attributes:
-        reads_again: whether ``again`` reads from the source; otherwise ``resume`` has read the examples.
+        reads_again: whether the examples claimed by ``again`` are read from the source. If not, they need no
+            second read, or ``resume`` has read them already.
     """
 
     def __init__(
@@ -157,27 +173,39 @@ class RandomReader:
         resident: bool,
         seed: int = 0,
     ) -> None:
-        self.reads_again = not resident  # each when it is needed
+        self.reads_again = not resident
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        """Go to the start of an iteration and return its first local number.
+        """Go to the start of an iteration.
 
-        ``passes`` is its number of epochs, None if endless. ``abandoned_at`` is the local number at which the
-        previous iteration was abandoned, None if it ended.
+        Args:
+            iteration: number of the iteration, counted from 1.
+            passes: number of epochs in each iteration; None if iteration is endless.
+            abandoned_at: local number at which the previous iteration was abandoned; None if it ended.
+
+        Returns:
+            The first local number of the iteration.
         """
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
     def span(self, iteration: int) -> tuple[int, int]:
-        """Return the first local number of an iteration and that of the next."""
+        """Return the first local number of an iteration, and that of the iteration after it."""
         of_each = self._permutation.iteration_length // self._world
         return (iteration - 1) * of_each, iteration * of_each
 
     def claim(self, count: int) -> tuple[Serials, Rows, int] | None:
-        """Claim the next ``count`` fresh examples; None at the end of the iteration."""
+        """Assign the next fresh examples to the calling thread, which reads them with ``work``.
+
+        Args:
+            count: largest number of examples.
+
+        Returns:
+            The serials [n], the rows [n] and the local number after them; None at the end of the iteration.
+        """
         end = min(self._index + count, self._limit)
         if end <= self._index:
             return None
@@ -186,7 +214,7 @@ class RandomReader:
         return serials, self._permutation.rows(serials), end
 
     def work(self, claim: tuple[Serials, Rows, int]) -> FreshBlock:
-        """Read, decode and prepare a claim."""
+        """Read, decode and prepare the examples of a claim."""
         serials, rows, end = claim  # [n], [n]
         source, preparation = self._source, self._preparation
         if self._resident:
@@ -203,7 +231,10 @@ class RandomReader:
         return fresh
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
-        """Return the arguments of ``resume`` for a local number, reading again from a serial on."""
+        """Return the state that ``resume`` needs to continue at local number ``index``.
+
+        For this reader it is only a digest of the order, because any row can be read at any time.
+        """
         mark = self._mark(index) if index else 0
         return ([[mark, []]] if mark else []), []
 
@@ -213,9 +244,19 @@ class RandomReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Go to a local number; return the number of examples read again for that.
+        """Go to a local number, to continue from a saved state.
 
-        ``needed``: serials of the earlier examples that ``again`` will claim.
+        Args:
+            index: local number of the next fresh example.
+            iteration, passes: as in ``begin``.
+            needed: serials of the earlier examples that ``again`` will claim for the buffers.
+            state: result of ``state`` when the state was saved.
+
+        Returns:
+            The number of examples that had to be read again, here 0.
+
+        Raises:
+            ValueError: the order of the current epoch differs from the saved one.
         """
         progress, _ = state
         within = len(needed) or passes is None or index != self.span(iteration)[1]
@@ -229,12 +270,12 @@ class RandomReader:
         return 0
 
     def again(self, serials: Serials) -> tuple[Serials, Rows, int]:
-        """Claim some of the needed serials, ascending, each once."""
+        """Claim examples that the buffers need again; ``serials`` ascend, and each is claimed only once."""
         return serials, self._permutation.rows(serials), 0
 
     def go_alone(self) -> None:
-        """Prepare for a worker process, where examples stay one by one."""
+        """Prepare the reader for use in a worker process, which keeps examples one by one."""
         self._resident, self._preparation.alone = False, True
 
     def close(self) -> None:
-        """Close nothing: the dataset is the user's."""
+        """Do nothing, because the dataset belongs to the user."""

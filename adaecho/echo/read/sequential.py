@@ -1,8 +1,10 @@
-"""Fresh examples from an iterable.
+"""The reader of iterables, which can be read only in their own order.
 
-A resume reads the iterable again from a mark on. If its order or its random numbers follow no seed, other
-examples come: some would be used too often, others never. A state therefore holds fingerprints of a few
-examples, and the resume compares them. With ``batch_size=None`` an example is a whole batch.
+To resume, the reader iterates again from a mark, a point at which reading can restart. This works only if the
+iterable yields the same examples again. If its order or its random numbers follow no seed, some examples
+would be used too often and others never. A state therefore contains fingerprints of a few examples, and the
+reader compares them with those of the examples that it reads again. With ``batch_size=None`` an example is a
+whole batch.
 """
 
 import functools
@@ -23,27 +25,30 @@ from adaecho.echo.read.chunks import Preparation, ReaderState, Serials
 from adaecho.echo.read.iterables import IterableSource, Position, decoded, encoded
 
 _MOST = 1024  # largest number of marks
-_SPACING = 16  # reading from a mark to the oldest needed example adds at most 1/16 to a resume
-_WITNESSED = 16  # examples per fingerprint; every whole batch has one
+_SPACING = 16  # marks are so close that a resume reads at most 1/16 more examples than it needs
+_WITNESSED = 16  # one in so many examples gets a fingerprint; every whole batch gets one
 _ENDED = object()
-_KEPT = 1024  # fingerprints, many more than examples read ahead
-_FIRST = 32  # the first examples of a pass all get a fingerprint, for early states
-_IN_A_STATE = 32  # several, because a source that shuffles a little may repeat some by chance
-_LEAVES, _ELEMENTS = 64, 4096  # largest number of leaves of an example, and of elements of an array
-_SIZED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
+_KEPT = 1024  # number of fingerprints to keep, many more than there are examples read ahead
+_FIRST = 32  # the first examples of a pass all get a fingerprint, so that early states contain some
+_IN_A_STATE = 32  # fingerprints in a state; one could match by chance if a source shuffles only a little
+_LEAVES, _ELEMENTS = 64, 4096  # a fingerprint covers at most so many leaves, and elements of each array
+_SIZED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types by bytes per element
 
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
-"""Serials [n], examples, and the index of each in its pass."""
+"""Serial numbers [n] of some examples, the examples, and the index of each example in its pass."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point at which reading can restart.
+    """A point in an iterable at which reading can restart.
+
+    A count numbers the examples of all ranks over all passes.
 
     Attributes:
-        number, first: number of the pass, and the count at which it began.
-        count: number of examples before it, over all passes.
-        position: position for the source; empty for the start of a pass without one.
+        number: number of the pass.
+        first: count at which the pass began.
+        count: number of examples before the mark, over all passes.
+        position: position from which the source can continue; empty for the start of a pass.
     """
 
     number: int
@@ -52,7 +57,7 @@ class Mark:
     position: Position = ()
 
     def plain(self) -> list[Any]:
-        """Return the mark as plain values."""
+        """Return the mark as a list of numbers and strings, for a state."""
         own = isinstance(self.position, dict)
         position = encoded(self.position["own"]) if own else list(self.position)  # type: ignore[call-overload]
         return [self.number, self.first, self.count, position]
@@ -65,9 +70,10 @@ class Mark:
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
-    """Thin out many marks: keep the first, the last, and fewer the older they are.
+    """Remove some of the older marks if there are too many, so that their number stays bounded.
 
-    The distance between two marks stays a fraction of the distance to the last one.
+    The first and the last mark always stay. The distance between two other marks remains below a fixed
+    fraction of their distance to the last mark.
     """
     if len(marks) <= _MOST:
         return marks
@@ -80,13 +86,16 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 
 
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
-    """Return the last mark before an example, and the starts of later passes up to the next example.
+    """Return the marks that a resume needs.
+
+    These are the last mark before the oldest example that must be read again, and the starts of all later
+    passes up to the next example.
 
     Args:
-        marks: marks of an iteration, ascending; empty before its first pass.
-        oldest: count of the oldest example needed.
+        marks: marks of the iteration, ascending; empty before its first pass.
+        oldest: count of the oldest example that is needed.
         following: count of the next example to read.
-        after: count just after the last example read; one less if that example is read again.
+        after: count just after the last example read, or one less if that example is read again as well.
     """
     opened = [mark for mark in marks if mark.first <= following]
     if not opened:
@@ -97,23 +106,25 @@ def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> 
 
 
 Witness = tuple[int, int, int]
-"""Serial and fingerprint of an example, and a digest of the rows of its pass up to it, or 0."""
+"""Serial number and fingerprint of an example, and a digest of its pass's rows so far (0 if unknown)."""
 
 
 class ReplayFingerprints:
-    """Fingerprints of some examples. One thread adds them while another saves a state.
+    """Fingerprints of some examples, by which a resume detects that an iterable yields other examples.
+
+    One thread may add fingerprints while another saves a state.
 
     Args:
-        spacing: examples per fingerprint.
+        spacing: one in so many examples gets a fingerprint.
         world: number of ranks.
 
     Attributes:
-        rows_are_same: whether the example compared last had the same rows.
+        rows_are_same: whether the last compared example came from the same rows as at its first read.
     """
 
     def __init__(self, spacing: int = 1, world: int = 1) -> None:
         self._spacing, self._world = spacing, world
-        self._seen: list[Witness] = []  # replaced, never changed in place
+        self._seen: list[Witness] = []  # never changed in place, because another thread may read it
         self._expected: dict[int, Witness] = {}
         self.rows_are_same = True
 
@@ -122,30 +133,41 @@ class ReplayFingerprints:
         self._seen = []
 
     def add(self, serial: int, index: int, example: Any, rows: int = 0, *, always: bool = False) -> None:
-        """Add the fingerprint of an example if it is selected; ``index`` counts over all ranks."""
+        """Add the fingerprint of an example if it is one of those that get one.
+
+        Args:
+            serial: serial number of the example.
+            index: index of the example in its pass, over all ranks.
+            example: the example.
+            rows: digest of the rows of the pass so far; 0 if unknown.
+            always: whether to add the fingerprint in any case.
+        """
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
             self._seen = [*self._seen[1 - _KEPT :], (serial, fingerprint(example), rows)]
 
     def before(self, serial: int) -> list[int]:
-        """Return the last few before a serial, flat: the same however far the reader has read ahead."""
+        """Return the last few fingerprints before a serial number, as a flat list.
+
+        Those of examples read ahead are left out, so that the state does not depend on read-ahead.
+        """
         last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
         return [number for witness in last for number in witness]
 
     def expect(self, flat: list[int]) -> None:
-        """Expect the fingerprints of a state from the examples that are read again."""
+        """Take the fingerprints of a state, with which examples that are read again will be compared."""
         numbers = iter(map(int, flat))
         self._seen = list(zip(numbers, numbers, numbers, strict=True))
         self._expected = {witness[0]: witness for witness in self._seen}
 
     def is_as_before(self, serial: int, example: Any, rows: int = 0) -> bool:
-        """Whether an example that is read again matches its fingerprint, if there is one."""
+        """Return whether an example that is read again matches its fingerprint, if the state has one."""
         expected = self._expected.pop(serial, None)
         self.rows_are_same = expected is None or expected[2] == rows
         return expected is None or (self.rows_are_same and expected[1] == fingerprint(example))
 
 
 def fingerprint(example: Any) -> int:
-    """Return a 56-bit digest of an example, of some elements for a large array."""
+    """Return a 56-bit digest of an example. Of a large array it covers only a sample of the elements."""
     digest = hashlib.blake2b(digest_size=7)
     for leaf in islice(_leaves(example), _LEAVES):
         digest.update(
@@ -159,7 +181,7 @@ def _leaves(value: Any) -> Iterator[Any]:
     parts = children(value)
     if not parts and hasattr(value, "__dict__") and not isinstance(value, np.ndarray | torch.Tensor | type):
         parts = list(vars(value).items())
-    if not parts or hasattr(value, "__array_interface__"):  # e.g. images of Pillow
+    if not parts or hasattr(value, "__array_interface__"):  # an object such as an image of Pillow
         yield value
         return
     for name, part in parts:
@@ -168,7 +190,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _content(value: Any) -> bytes:
-    """Return the content of a leaf; empty for opaque objects."""
+    """Return the content of a leaf as bytes; empty for objects whose content is unknown."""
     if isinstance(value, str | int | float | np.generic):
         return str(value).encode()
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
@@ -188,9 +210,9 @@ def _content(value: Any) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _places(size: int) -> NDArray[np.int64]:
-    """Return the indices of the elements to digest, ascending: all, or a fixed random sample.
+    """Return the ascending indices of the elements to digest: all, or a fixed random sample of many.
 
-    Evenly spaced elements might all be padding.
+    The sample is random because evenly spaced elements might all lie in the padding.
     """
     if size <= _ELEMENTS:
         return np.arange(size)
@@ -198,16 +220,18 @@ def _places(size: int) -> NDArray[np.int64]:
 
 
 class SequentialReader:
-    """Reads an iterable; the methods are those of ``RandomReader``.
+    """Reads an iterable. Its methods have the same meaning as those of ``RandomReader``.
 
-    Each rank skips the examples of the others, unless the source shards itself (``set_share``). The *count*
-    of an example is its index over all ranks and passes. Each example of this rank has a count, a local
-    number and a serial.
+    Unless the source shards itself (``set_share``), each rank iterates over all examples and skips those of
+    the other ranks. Three numbers identify an example. Its *count* is its index among all examples that the
+    iterable has yielded over all passes. Its local number is its index among the examples of this rank. Its
+    serial number is unique over all ranks.
 
     Args:
         source: the iterable.
-        preparation: steps before the echo.
-        rank, world: serials of this rank are congruent to ``rank`` modulo ``world``.
+        preparation: the steps between reading and the echo stage, such as ``decode``.
+        rank, world: this rank and the number of ranks. The serial numbers of the rank are congruent to
+            ``rank`` modulo ``world``.
     """
 
     reads_again = False
@@ -222,20 +246,21 @@ class SequentialReader:
     ) -> None:
         self._source, self._preparation = source, preparation
         self._rank, self._world = rank, world
-        # This rank reads the counts congruent to the first modulo the second.
+        # This rank keeps the examples whose counts are congruent to _kept modulo _every.
         self._kept, self._every = (0, 1) if source.set_share(rank, world) else (rank, world)
         self._own: Callable[[Any], Any] = preparation.own if preparation.length is None else source.own_batch
-        self._again: dict[int, Any] = {}  # examples read again, by count
+        self._again: dict[int, Any] = {}  # examples that were read again for the buffers, by count
         self._iterator: Iterator[Any] | None = None
         self._count = 0
-        self._marks: list[Mark] = []  # replaced, never changed in place
+        self._marks: list[Mark] = []  # never changed in place, because another thread may read it
         self._witnesses = ReplayFingerprints(_WITNESSED if preparation.stacked else 1, world)
-        self._pass = 0, 0  # its number, and the count at which it began
-        self._taken_up = False  # whether the pass was opened at a position
-        self._last_pass: int | None = None
-        self._following: Mark | None = None  # the start of the iteration after a restored state
+        self._pass = 0, 0  # number of the current pass, and the count at which it began
+        self._taken_up = False  # whether the current pass was opened at a position instead of its start
+        self._last_pass: int | None = None  # number of the pass at which the iteration ends
+        # The start of the next iteration, if a restored state lies at the end of an iteration.
+        self._following: Mark | None = None
 
-    # Counts, local numbers, serials
+    # Conversions between counts, local numbers and serial numbers
 
     def _serial(self, count: int) -> int:
         return count * (self._world // self._every) + self._rank - self._kept
@@ -245,7 +270,7 @@ class SequentialReader:
         return counts
 
     def _after(self, index: int) -> int:
-        """Return the count just after the last example before a local number."""
+        """Return the count just after the example that precedes local number ``index``."""
         return (index - 1) * self._every + self._kept + 1 if index else 0
 
     # Passes
@@ -254,7 +279,8 @@ class SequentialReader:
         self._marks = []
         self._witnesses.clear()
         if abandoned_at is not None:
-            # A multiple of the number of ranks, so that all agree on the sharding of the next pass.
+            # All ranks must agree on the count, so that they shard the next pass in the same way. It is
+            # therefore a multiple of the number of ranks.
             self._count = abandoned_at * self._every
         self._last_pass = None if passes is None else iteration * passes
         number = 0 if passes is None else (iteration - 1) * passes
@@ -264,7 +290,13 @@ class SequentialReader:
         return max(0, math.ceil((self._count - self._kept) / self._every))
 
     def _open(self, number: int, first: int | None = None, position: Position = ()) -> None:
-        """Open a pass unless the iteration has ended."""
+        """Open a pass, unless the iteration has ended, and set a mark there.
+
+        Args:
+            number: number of the pass.
+            first: count at which the pass began; None for the current count.
+            position: position in the pass; empty for its start.
+        """
         over = self._last_pass is not None and number >= self._last_pass
         if over and not position:
             position = self._source.position_after_pass()
@@ -280,7 +312,7 @@ class SequentialReader:
         self._marks = thinned([*self._marks, Mark(*self._pass, self._count, position)])
 
     def _next(self) -> tuple[int, Any] | None:
-        """Return the next example of any rank with its count; None at the end of the iteration."""
+        """Return the count and the example of the next item of any rank; None at the end of the iteration."""
         while self._iterator is not None:
             try:
                 example = next(self._iterator, _ENDED)
@@ -294,11 +326,11 @@ class SequentialReader:
         return None
 
     def _end_pass(self) -> None:
-        """Open the next pass."""
+        """Record the end of the current pass and open the next one."""
         self._source.within = False
         number, first = self._pass
         length = self._count - first
-        if not length and self._taken_up:  # the position was the end of the pass
+        if not length and self._taken_up:  # the position was at the end of the previous pass
             self._open(number)
             return
         if not length:
@@ -323,10 +355,11 @@ class SequentialReader:
             number, example = following
             if number % self._every == self._kept:
                 serial, index_in_pass = self._serial(number), number - self._pass[1]
-                # Always the first after a mark, which may be the only example that is read again.
+                # The first example after a mark always gets a fingerprint, because it may be the only one
+                # that a resume reads again.
                 first = marked and not claimed
                 self._witnesses.add(serial, index_in_pass, example, source.rows(self._iterator), always=first)
-                # Copy now: the source may put its next example into the same memory.
+                # The example is copied now, because the source may put its next one into the same memory.
                 claimed.append((serial, self._own(example), index_in_pass))
         if not claimed:
             return None
@@ -335,7 +368,7 @@ class SequentialReader:
 
     def work(self, claim: SequentialClaim) -> FreshBlock:
         serials, raw, indices_in_pass = claim
-        # The index identifies an example only if all passes have the same order.
+        # The index in a pass identifies an example only if all passes have the same order.
         rows = None if self._source.reordered else indices_in_pass
         return self._preparation.fresh(
             serials, int(serials[-1]) // self._world + 1, raw.__getitem__,
@@ -345,9 +378,10 @@ class SequentialReader:
     # States
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """Return the marks from the last before the oldest example on, and fingerprints."""
+        """Return the marks that ``resume`` needs, and fingerprints of the last examples."""
         source = self._source
-        # Read the last example again to compare it, unless ``iterate_from`` must continue after it.
+        # The last example is read again too, so that a fingerprint can be compared, unless ``iterate_from``
+        # continues after it.
         after = self._after(index) - (source.knows_rows or not source.seekable)
         (oldest,) = self._counts(np.array([oldest_serial]))
         marks = needed_marks(self._marks, oldest, index * self._every + self._kept, after)
@@ -356,7 +390,14 @@ class SequentialReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Iterate again from the last mark before the oldest needed example up to the cursor."""
+        """Iterate again from the last mark before the oldest needed example up to local number ``index``.
+
+        Returns:
+            The number of examples read again, over all ranks.
+
+        Raises:
+            ValueError: the source ends too early, yields other examples, or cannot be read again.
+        """
         opened = [Mark.of_plain(*plain) for plain in state[0]]
         self._witnesses.expect(state[1])
         self._marks, self._again = [], {}
@@ -381,7 +422,11 @@ class SequentialReader:
         return reread
 
     def _read_again(self, end: int, wanted: set[int]) -> int:
-        """Iterate up to a count and keep the wanted examples; return the number of examples read."""
+        """Iterate up to count ``end`` and keep the examples whose counts are in ``wanted``.
+
+        Returns:
+            The number of examples read.
+        """
         reread = 0
         while self._count < end:
             following = self._next()
@@ -407,7 +452,7 @@ class SequentialReader:
         self._preparation.alone = True
 
     def close(self) -> None:
-        # Without a lock: the garbage collector may run in a thread that holds it.
+        # This uses no lock, because the garbage collector may call it in a thread that holds the lock.
         self._let_go()
         self._source.close()
 
