@@ -23,10 +23,11 @@ _TOGETHER = 10  # number of steps added to the sums at once, because reading the
 class Timers:
     """Measures loading and step times, smoothed exponentially over about 50 steps.
 
-    * ``upstream_s_per_batch`` is the time of the slowest stage before the echo, in seconds per fresh batch,
-      divided by its number of threads. Time that a stage waits because its queue is full does not count.
-    * ``downstream_s_per_step`` is the larger of two times in seconds per step: the loader's work after the
-      echo, and the training step, which is the time that the training loop spends between two batches.
+    ``upstream_s_per_batch`` is measured for the slowest stage before the echo. It is the working time of the
+    stage per fresh batch, in seconds, divided by the number of its threads.
+
+    ``downstream_s_per_step`` is the time per step of the loader's work after the echo, or of the training
+    step, whichever is larger. The training step is what the training loop does between two batches.
 
     Args:
         counters: function that returns the times of the loader's stages so far.

@@ -174,8 +174,8 @@ class ThreadPool:
     def resume_for_caller(self) -> None:
         """End a pause if the calling thread has requested it.
 
-        The loader calls this when a batch is requested, because the thread would otherwise wait forever. This
-        also ends a pause that an interrupt has kept from ending.
+        The loader calls this when a thread requests a batch. If this thread itself has paused the loader, for
+        example because an interrupt prevented it from resuming, it would otherwise wait forever.
         """
         if self.paused_by == threading.get_ident():
             self.resume()

@@ -11,9 +11,9 @@ It contains these files::
     traceback.txt      the traceback of each crash
     lock               host and process of the current writer; empty if no process is writing
 
-A run may be killed at any time without damage to these files. Whole files are replaced atomically. A line of
-metrics.jsonl is appended before the checkpoint that counts it is written. When a run is resumed, it removes
-all lines that its checkpoint does not count, and then computes these evaluations again.
+A run may be killed at any time without damage to these files. Whole files are replaced atomically. Each
+evaluation first appends a line to metrics.jsonl. The next checkpoint then stores the number of lines. A
+resumed run removes the lines after this number and repeats their evaluations.
 """
 
 import fcntl

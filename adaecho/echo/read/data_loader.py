@@ -176,8 +176,8 @@ def _within(sampler: Any) -> list[Any]:
 def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
     """Iterate over a sampler that draws from the given generator.
 
-    The samplers have this generator as attribute only during each call, so that the user's objects do not
-    stay changed.
+    Before each call the samplers' attribute ``generator`` is replaced by this generator. After the call it is
+    restored, because the samplers belong to the user.
 
     Args:
         sampler: the sampler to iterate over.
