@@ -181,8 +181,8 @@ class Settings:
 
     def __str__(self) -> str:
         """Return the settings that differ from their defaults, as ``name=value``."""
-        told = [field for field in fields(self) if getattr(self, field.name) != field.default]
-        return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in told)
+        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in changed)
 
     @property
     def to_fill(self) -> dict[str, float]:
@@ -340,8 +340,8 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buf
         if name not in _REMEDIES:
             raise TypeError(f"EchoLoader has no argument {name!r}, and neither has a DataLoader")
         asks = _REMEDIES[name] is not None and bool(value) != (name == "in_order")
-        told = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
-        refuse(asks, f"{name}={told}: {_REMEDIES[name]}")
+        given_as = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
+        refuse(asks, f"{name}={given_as}: {_REMEDIES[name]}")
     shuffle = given.get("shuffle")
     if shuffle is None:
         return order

@@ -367,15 +367,15 @@ def tell_long_waits() -> None:
 
 
 def _watch() -> None:
-    told: dict[float, float] = {}  # for each wait, the number of seconds after which the next line is due
+    next_after_s: dict[float, float] = {}  # seconds after which each wait gets its next line
     while True:
         time.sleep(_TELL_AFTER_S / 20)
         waits = list(WAITS.values())
-        told = {since: told.get(since, _TELL_AFTER_S) for since, _ in waits}
+        next_after_s = {since: next_after_s.get(since, _TELL_AFTER_S) for since, _ in waits}
         for since, reason in waits:
             waited_s = time.monotonic() - since
-            if waited_s >= told[since]:
-                told[since] *= 2
+            if waited_s >= next_after_s[since]:
+                next_after_s[since] *= 2
                 _LOG.warning("waiting for a batch for %.0f s: %s", waited_s, reason())
 
 

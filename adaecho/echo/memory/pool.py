@@ -182,8 +182,8 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 def _machine(root: Path) -> int | None:
     try:
-        told = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
-        return int(told["MemAvailable"].split()[0]) * 1024
+        fields = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
         return None
 

@@ -123,9 +123,9 @@ class DataLoaderSource(IterableSource):
         """
         if not same_rows:
             raise self._others(serial, _REMEDY)
-        told = "of the same rows" if self.knows_rows else "so examples may be missing or repeated"
+        reason = "of the same rows" if self.knows_rows else "so examples may be missing or repeated"
         warn_caller(
-            f"load_state_dict: {self.origin(serial)} has other contents than before, {told}: its dataset "
+            f"load_state_dict: {self.origin(serial)} has other contents than before, {reason}: its dataset "
             "draws random numbers from its own generator, or in a thread of this loader, which must not seed "
             "the global generators; draw from the global generators, and use num_workers=1 in the "
             "DataLoader, or num_workers=0 in the EchoLoader"
