@@ -23,10 +23,11 @@ import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import PriorityQueue, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +48,8 @@ _END_S = 1.0  # time for a process to end by itself before it is killed
 Handler = Callable[..., Any]
 Ticket = SimpleQueue[Any]
 """A queue that receives the answer to one request, or None if the process ended before it answered."""
-Requests = PriorityQueue[tuple[int, int, bytes]]
-"""Requests as (priority, number, body), the smallest first. A request with an empty body ends the worker."""
+Requests = SimpleQueue[bytes]
+"""Requests in the order in which they were sent. An empty request ends the worker."""
 
 
 class ProcessDiedError(RuntimeError):
@@ -117,8 +118,7 @@ class WorkerProcess:
     def send(self, slot: int, *request: Any) -> Ticket:
         """Send a request and return the queue that will receive its answer.
 
-        The worker handles requests for batches before requests to read, because the training loop waits for
-        batches. The main thread must not call this, since an interrupt could split the message.
+        The main thread must not call this, since an interrupt could split the message.
 
         Args:
             slot: slot for the arrays of the answer.
@@ -131,7 +131,7 @@ class WorkerProcess:
                 ticket.put(None)
                 return ticket
             self._waiting[number] = ticket
-            # The last byte is the priority of the request. Pickle ignores bytes after the end of a value.
+            # The last byte is the kind of the request. Pickle ignores bytes after the end of a value.
             body = _dumps((slot, request)) + bytes([request[0] == "read"])
             with suppress(OSError):  # the receiving thread notices the end of the process
                 self._connection.send_bytes(body)
@@ -214,19 +214,29 @@ def _serve(
 ) -> None:
     # The parent handles these signals. They are not set to SIG_IGN, because commands that a dataset starts
     # would inherit it.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in others:
         other.close()  # with a copy open here, another worker could not see that its pipe was closed
     torch.set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)  # the threads of OpenCV exist only in the parent
-    requests: Requests = PriorityQueue()
-    threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
+    arrived: Requests = SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, arrived, os.getppid()), daemon=True).start()
     handler = make()
-    while (following := requests.get())[2]:
-        _, serial, request = following
+    # For the requests for batches, and those to read: the waiting ones in order, and the recent mean time.
+    waiting, mean_s, number = (deque[Any](), deque[Any]()), [0.0, 0.0], 0
+    while True:
+        while not any(waiting) or not arrived.empty():
+            if not (request := arrived.get()):
+                return
+            number += 1
+            waiting[request[-1]].append((number, request))
+        # The kind that takes less time goes first. A batch then does not wait for slow reads, and other
+        # workers do not wait for a read behind slow augmentations.
+        quick = mean_s[1] < mean_s[0]
+        serial, request = (waiting[quick] or waiting[not quick]).popleft()
         start, spans = time.perf_counter(), list[tuple[int, int]]()
         try:
             slot, arguments = pickle.loads(request)
@@ -234,7 +244,8 @@ def _serve(
             put = None
             if isinstance(result, Shared):
                 put = _shared(memory, slot * slot_bytes, (slot + 1) * slot_bytes, spans)
-            body = _dumps((True, result, time.perf_counter() - start), put)
+            body = _dumps((True, result, busy_s := time.perf_counter() - start), put)
+            mean_s[request[-1]] += (busy_s - mean_s[request[-1]]) / 8
         except Exception as error:
             spans, body = [], _dumps((False, (picklable_error(error), traceback.format_exc().rstrip()), 0.0))
         try:
@@ -243,17 +254,15 @@ def _serve(
             return
 
 
-def _listen(connection: Any, requests: Requests, parent: int) -> None:
+def _listen(connection: Any, arrived: Requests, parent: int) -> None:
     """Receive requests as soon as they arrive, so that the sender never has to wait; end with the parent."""
-    number = 0
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
                 if not (request := connection.recv_bytes()):
                     break  # an empty request ends the worker
-                number += 1
-                requests.put((request[-1], number, request))
-    requests.put((-1, 0, b""))
+                arrived.put(request)
+    arrived.put(b"")
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os._exit(0)

@@ -19,28 +19,32 @@ from adaecho.echo import threads
 from adaecho.echo.batch.process_workers import WorkerProcess
 
 
-def test_a_worker_makes_batches_before_further_reads() -> None:
-    """Batches need examples of all workers, so that one slow read would hold up every worker."""
+@pytest.mark.parametrize("slow", ["read", "made"])
+def test_a_worker_serves_the_shorter_kind_of_request_first(slow: str) -> None:
+    """Within a kind the order stays, because the last use of an example drops it."""
     release = multiprocessing.get_context("fork").Event()
     order: list[str] = []
 
-    def handler(_: str, name: str) -> list[str]:
-        release.wait(20)
-        order.append(name)
+    def handler(what: str, number: int) -> list[str]:
+        if number == 0 and what == slow:
+            release.wait(20)
+        order.append(f"{what} {number}")
         return list(order)
 
+    quick = "made" if slow == "read" else "read"
     worker = WorkerProcess(lambda: handler, [], slots=1, slot_bytes=64)
     try:
         worker.start()
         worker.begin_receiving()
-        tickets: dict[str, Any] = {
-            name: worker.send(0, what, name)
-            for what, name in [("read", "first"), ("read", "second"), ("made", "batch")]
-        }
-        time.sleep(0.5)  # the worker receives all three meanwhile
+        tickets: list[Any] = [
+            worker.send(0, what, number)
+            for what, number in [(slow, 0), (slow, 1), (quick, 0), (slow, 2), (quick, 1), (quick, 2)]
+        ]
+        time.sleep(0.5)  # the worker receives all of them meanwhile
         release.set()
-        assert worker.receive(tickets["second"]).index("batch") < 2
-        assert worker.receive(tickets["batch"])[-1] == "batch"  # in any order of receiving
+        worker.receive(tickets[1])  # in any order of receiving
+        expected = [f"{slow} 0", *(f"{quick} {n}" for n in range(3)), f"{slow} 1", f"{slow} 2"]
+        assert worker.receive(tickets[3]) == expected
     finally:
         worker.close()
 
