@@ -16,7 +16,7 @@ from adaecho.echo.batch.batches import Batch
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.lightning import holds_last_batch, resumed_at_end
 from adaecho.echo.order.stream import AutoFactor
-from adaecho.echo.pipeline import CLOSE_WAIT_S, Pipeline
+from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import LoaderCursor
@@ -80,8 +80,7 @@ class EchoLoader(LoaderStats):
             fresh example once. ``encoded`` saves memory but decodes each repeat again. With
             ``max_bad_examples`` it also decodes each fresh example on entry, so that a bad example can be
             skipped. ``auto`` chooses ``encoded`` if that causes no additional decoding (no echo before
-            augmentation and ``max_bad_examples=0``). It also does so if decoded examples like the first would
-            fill more than half of the free memory.
+            augmentation and ``max_bad_examples=0``), and ``decoded`` otherwise.
         max_bad_examples: largest number of examples that may fail to decode. The loader skips these examples
             and lists them in ``bad_examples``; one more raises its error. Errors of the machine or the
             network, such as a full disk or a lost connection, are always raised.
@@ -127,6 +126,11 @@ class EchoLoader(LoaderStats):
             (docs/around-your-loader.md).
 
     Attributes:
+        dataset: the source that was passed to the loader.
+        sampler: the sampler that was passed to the loader. Without one the attribute does not exist.
+        batch_size, drop_last: the arguments with these names.
+        num_workers: number of workers; so many read and decode, and as many others augment and collate.
+        processes: whether the workers are processes instead of threads.
         sync_R: function that maps this rank's R (None until it is known) to the R that ``factor="auto"``
             uses. Assign a function that averages over ranks if all ranks should use the same factor. All
             ranks call it after the same number of batches, so that it may communicate.
@@ -178,7 +182,7 @@ class EchoLoader(LoaderStats):
         source = others.pop("dataset", source)
         if source is None:
             raise TypeError("EchoLoader needs a source of examples: EchoLoader(dataset, batch_size)")
-        order = given.order_asked_for(others, order, sampler, shuffle_buffer)
+        order = given.order_asked_for(others, order, sampler)
         if prefetch is None and others.get("prefetch_factor") is not None:
             prefetch = others["prefetch_factor"] * num_workers
         prefetch = None if prefetch is None else given.whole("prefetch", prefetch, 0)
@@ -190,14 +194,17 @@ class EchoLoader(LoaderStats):
             *given.share(rank, world_size), max_factor, max_bad_examples, drop_last, sampler,
         )  # fmt: skip
         functions = Functions(decode, augment, collate, batch_length, settings, buffer_format)
-        self._dataset, self._sampler, self._device = source, sampler, ToDevice(device)
-        self._state_of_all_ranks = state_of_all_ranks
+        self.dataset, self.batch_size, self.drop_last = source, settings.batch_size, settings.drop_last
+        if sampler is not None:  # trainers test with hasattr whether there is one
+            self.sampler = sampler
+        self._device, self._state_of_all_ranks = ToDevice(device), state_of_all_ranks
         readable = as_source(source, settings.seed, batch_size=batch_size, world_size=settings.world_size)
         settings.check_source(readable, others.get("shuffle"))
         self._pipeline = Pipeline(
             readable, settings, functions, sampler, self._device,
             num_workers=num_workers, prefetch=prefetch, processes=processes,
         )  # fmt: skip
+        self.num_workers, self.processes = self._pipeline.num_workers, self._pipeline.processes
         self._clocks = Timers(self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self.sync_R: Callable[[float | None], float | None] = lambda mine: mine
@@ -322,7 +329,7 @@ class EchoLoader(LoaderStats):
         Raises:
             TypeError: iteration is endless, or the number cannot be known in advance.
         """
-        self._check_alone()
+        self._check_process()
         position = self._position
         if position.in_pass and (self._iterating or self._resumed):
             return self._num_batches(
@@ -361,17 +368,14 @@ class EchoLoader(LoaderStats):
         state = {**self._pipeline.state(taken), "timers": self._clocks.state()}
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
-    def _check_alone(self) -> None:
+    def _check_process(self) -> None:
+        if self._pipeline.pool is not None:
+            self._pipeline.pool.check_process()
         if self._made_alone and self.batch_size is not None:
             given.check_still_alone()
         elif self._made_alone and given.is_distributed():
             self._made_alone = False  # no error here, because the source may shard whole batches itself
-            warn_if_unshared(self._dataset, given.share(None, None)[1])
-
-    def _check_process(self) -> None:
-        self._check_alone()
-        if self._pipeline.pool is not None:
-            self._pipeline.pool.check_process()
+            warn_if_unshared(self.dataset, given.share(None, None)[1])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, so that the next batch is the one that followed it in the saved run.
@@ -410,16 +414,6 @@ class EchoLoader(LoaderStats):
         if self._position.iteration != self._next_iteration:
             self._resumed = False
 
-    @property
-    def sampler(self) -> Any:
-        """The sampler passed to the loader.
-
-        Without a sampler the attribute does not exist, because trainers test for it with ``hasattr``.
-        """
-        if self._sampler is None:
-            raise AttributeError("'EchoLoader' object has no attribute 'sampler'")
-        return self._sampler
-
     # Lifetime
 
     @contextmanager
@@ -441,17 +435,15 @@ class EchoLoader(LoaderStats):
             if pool is not None and not already:
                 pool.resume()
 
-    def close(self, wait_s: float | None = None) -> None:
+    def close(self) -> None:
         """Stop all threads and processes and close the source. The loader cannot be iterated afterwards.
 
-        Args:
-            wait_s: longest time in seconds to wait for threads that are inside a call of the source, 10 by
-                default. Nothing can stop this thread. If it has not returned by then, it continues in the
-                background, and a RuntimeWarning is issued.
+        Nothing can stop a thread that is inside a call of the source. If that call has not returned after ten
+        seconds, it continues in the background, and a RuntimeWarning is issued.
         """
         self._closed, self._ahead = True, None
         if self._finalizer.detach() is not None:
-            self._pipeline.close(CLOSE_WAIT_S if wait_s is None else wait_s)
+            self._pipeline.close()
 
     def __enter__(self) -> "EchoLoader":
         return self

@@ -24,7 +24,7 @@ from adaecho.echo.batch.augment import Functions, Origin
 from adaecho.echo.batch.batches import Batch, BatchBuilder, Batches, Collator, EchoedBatches
 from adaecho.echo.batch.device import ToDevice, batch_length
 from adaecho.echo.batch.process_workers import WorkerProcesses, can_fork
-from adaecho.echo.memory.pool import ExamplePool, ResidentPool, check_slots
+from adaecho.echo.memory.pool import ExamplePool, ResidentPool, check_memory
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import EchoStage
@@ -41,6 +41,7 @@ from adaecho.echo.threads import InlineMap, OrderedMap, ThreadPool
 DOWNSTREAM_QUEUE = 2  # batches made ahead; more would take memory, and compete for the GIL with the step
 _LEAST_BLOCK = 1024  # smallest number of items that enter the buffer at once while it fills
 _FREE_LOOKAHEAD = 2048  # rows planned at once for arrays in memory, for which reading ahead costs nothing
+_SLOT_BYTES = 16  # bytes in a buffer for the identity and the row of each item
 CLOSE_WAIT_S = 10.0  # longest time to wait for a call of the source
 # The pipelines to close at exit, in order of creation, each with the id of the process that created it.
 _OPEN: dict["Pipeline", int] = {}
@@ -113,20 +114,13 @@ class Pipeline:
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; set num_workers= there",
         )
-        # Rows in memory are not copied, and the size of other examples is not known yet.
-        example_bytes = 0
-        if isinstance(source, ArraySource) and functions.decode is None and not source.resident:
-            example_bytes = source.arrays.example_bytes
-        check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
-        check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
+        # The size of the examples is checked when the first ones have been read.
+        check_memory(_SLOT_BYTES * settings.shuffle_buffer)
+        check_memory(_SLOT_BYTES * settings.batch_shuffle_buffer, "batch_shuffle_buffer")
         order = None if isinstance(source, IterableSource) else order_of(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         origin = _origin_of(source, order)
-        # With processes the dataset must not be read before the fork. It might open a file, which all workers
-        # would then share.
-        peek = partial(source.peek, 0) if isinstance(source, MapSource) and not self.processes else None
-        buffer_format = functions.choose_buffer_format(peek)
-        before, after = functions.around_the_buffer(buffer_format, origin)
+        before, after = functions.around_the_buffer(origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
         collating = Collator(functions.collate, settings.seed, origin)
         self.making = BatchBuilder(
@@ -135,8 +129,9 @@ class Pipeline:
         # If the source's rows can serve as the pool, no examples are copied.
         self.resident, self.group = None, 1
         if isinstance(source, ArraySource):
-            self.resident = source.arrays if source.resident and before == Preparation() else None
-            if before.decode is None and buffer_format == "decoded":
+            in_place = source.resident and before == Preparation() and not self.processes
+            self.resident = source.arrays if in_place else None
+            if functions.decode is None:
                 self.group = source.batches_at_once(self.streams.batch_size)
         if length is not None:
             before = replace(before, stacked=False, length=length)
@@ -286,23 +281,23 @@ class Pipeline:
             self.pool.run_in_thread(self.owners.close, after_stop=True)
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
-    def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
+    def close(self) -> None:
         """Stop all threads and processes and close the source.
 
         Nothing can stop a thread that is inside a call of the source. If that call has not returned after
-        ``wait_s`` seconds, a warning is issued and the thread continues until the process ends.
+        ``CLOSE_WAIT_S`` seconds, a warning is issued and the thread continues until the process ends.
         """
         pool, owners = self.pool, self.owners
         if pool is not None and pool.started_here:
             pool.stop()
-            in_time = pool.join(wait_s)
+            in_time = pool.join(CLOSE_WAIT_S)
             if not in_time and owners is not None:
                 owners.kill()
-                in_time = pool.join(wait_s)
+                in_time = pool.join(CLOSE_WAIT_S)
             if not in_time:
                 _OPEN.pop(self, None)
                 warnings.warn(
-                    f"a call of the source has not returned for {wait_s:g} s; its thread is left running",
+                    f"a call of the source has not returned for {CLOSE_WAIT_S:g} s; its thread still runs",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -354,8 +349,7 @@ class Run:
         self.owners: WorkerProcesses | None = None
         if parts.processes:
             self.owners = WorkerProcesses(
-                parts.num_workers, reader, parts.making, world=streams.world,
-                buffered=parts.settings.shuffle_buffer, resident=parts.resident,
+                parts.num_workers, reader, parts.making, buffered=parts.settings.shuffle_buffer
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
         self.queue = PrefetchQueue(

@@ -60,16 +60,18 @@ class Settings:
         for name, least in _WHOLE.items():
             if getattr(self, name) is not None or name not in ("batch_size", "epochs"):
                 self._set(name, whole(name, getattr(self, name), least))
-        if self.batch_size is None:
-            self._check_whole_batches()
+        wrong = {
+            "echo": not self.variant.batches_upstream, "shuffle_buffer": self.shuffle_buffer,
+            "order": self.order == "shards", "drop_last": self.drop_last, "sampler": self.sampler is not None,
+        }  # fmt: skip
+        for name in (name for name in wrong if wrong[name] and self.batch_size is None):
+            refuse_with_whole_batches(f"{name}={getattr(self, name)!r:.80}")
         if self.sampler is not None:
             self._check_sampler()
         check_factor(self.variant, self.factor, self.max_factor, self.batch_shuffle_buffer)
         for name in ("factor", "max_factor"):  # converted to types that a state can store
             value = getattr(self, name)
             self._set(name, value if isinstance(value, str | int) else float(value))
-        for name, plain in (("drop_last", bool), ("echo", str), ("order", str)):
-            self._set(name, plain(getattr(self, name)))
         if self.epochs is not None and self.world_size > 1:
             self._check_even_ranks()
         if self.variant.repeats and self.factor == 1:
@@ -83,27 +85,9 @@ class Settings:
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _check_whole_batches(self) -> None:
-        given = "with batch_size=None"
-        refuse(
-            not self.variant.batches_upstream,
-            f"echo={self.echo!r} {given}: the source yields whole batches; use echo='batch', or pass a "
-            "source of examples and a batch_size",
-        )
-        refuse(
-            self.shuffle_buffer,
-            f"shuffle_buffer={self.shuffle_buffer} {given}: a loader cannot shuffle the examples of whole "
-            "batches; batch_shuffle_buffer shuffles batches",
-        )
-        refuse(self.order == "shards", f"order='shards' {given}: whole batches keep the source's order")
-        refuse(self.drop_last is True, f"drop_last=True {given}: pass it to the source of the whole batches")
-
     def _check_sampler(self) -> None:
         kind, order, world_size = type(self.sampler).__name__, self.order, self.world_size
         sampler = f"sampler={kind}"
-        refuse(
-            self.batch_size is None, f"{sampler} with batch_size=None: pass it to the source of the batches"
-        )
         refuse(
             order != "permutation",
             f"{sampler} with order={order!r}: both set the order; leave out one of them",
@@ -217,6 +201,14 @@ class Settings:
             refuse(was != value, f"load_state_dict: {name} was {was!r} and is {value!r} now; {remedy}")
 
 
+def refuse_with_whole_batches(argument: str) -> None:
+    """Raise ValueError for an argument that only examples can have."""
+    raise ValueError(
+        f"{argument} with batch_size=None: the source yields whole batches, with which only echo='batch' and "
+        "batch_shuffle_buffer= work; do this in the source, or pass a source of examples and a batch_size"
+    )
+
+
 def refuse(wrong: Any, message: str) -> None:
     """Raise ValueError with ``message`` if ``wrong`` is true."""
     if wrong:
@@ -325,12 +317,12 @@ _REMEDIES = {
 }
 
 
-def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buffer: int) -> str:
+def order_asked_for(given: dict[str, Any], order: str, sampler: Any) -> str:
     """Return the order to read in: ``order``, unless the DataLoader argument ``shuffle`` requests another.
 
     Args:
         given: the keyword arguments that EchoLoader does not have itself.
-        order, sampler, shuffle_buffer: arguments of the EchoLoader.
+        order, sampler: arguments of the EchoLoader.
 
     Raises:
         ValueError: an argument is not supported or contradicts another; the message names the replacement.
@@ -349,10 +341,5 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any, shuffle_buf
         (shuffle and sampler is not None)
         or (bool(shuffle) != (order != "sequential") and order != "permutation"),
         f"shuffle={shuffle} with order={order!r}, sampler={type(sampler).__name__}: pass only one",
-    )
-    refuse(
-        not shuffle and shuffle_buffer,
-        f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave out one of "
-        "them (order='sequential' fills the buffer in the source's order)",
     )
     return order if shuffle else "sequential"

@@ -21,7 +21,7 @@ from adaecho.echo.order.stream import NOTHING, Contents, Cursor, Factor, Stream
 from adaecho.echo.read.chunks import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, refuse, share
 
-VERSION = 6  # must increase if this version could not read older states or would continue them differently
+VERSION = 7  # must increase if this version could not read older states or would continue them differently
 
 
 class LoaderCursor(NamedTuple):

@@ -125,8 +125,7 @@ class LoaderStats:
     _position: LoaderCursor
     _pipeline: Pipeline
     _clocks: Timers
-    _dataset: Any
-    _sampler: Any
+    dataset: Any
     _resumed: bool
     _newest: "weakref.ref[Any] | None" = None  # the newest iterator
     _next_iteration: int | None
@@ -254,32 +253,7 @@ class LoaderStats:
         return self._clocks.ratio
 
     def __repr__(self) -> str:
-        return f"EchoLoader({type(self._dataset).__name__}, {self.settings})"
-
-    @property
-    def dataset(self) -> Any:
-        """The source that was passed to the loader."""
-        return self._dataset
-
-    @property
-    def batch_size(self) -> int | None:
-        """Number of examples per batch; None if the source yields whole batches."""
-        return self.settings.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether a short last batch is dropped."""
-        return self.settings.drop_last
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers; so many read and decode, and as many others augment and collate."""
-        return self._pipeline.num_workers
-
-    @property
-    def processes(self) -> bool:
-        """Whether the workers are processes instead of threads."""
-        return self._pipeline.processes
+        return f"EchoLoader({type(self.dataset).__name__}, {self.settings})"
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(

@@ -189,9 +189,8 @@ class ThreadPool:
         """Raise RuntimeError if this process was forked from the one in which the threads run."""
         if self._process is not None and not self.started_here:
             raise RuntimeError(
-                f"this process was forked from process {self._process}, where this EchoLoader began to "
-                "iterate; its threads do not exist here; create a loader in this process, or start the "
-                "process before the first batch, or with the start method 'spawn'"
+                "this process was forked after this EchoLoader began to iterate, and the loader's threads do "
+                "not exist here; create a loader in each process"
             )
 
 

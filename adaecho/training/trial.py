@@ -31,7 +31,6 @@ from adaecho.training.signals import Interrupt
 from adaecho.training.trainer import Trainer
 
 # After a signal, wait this long for the loader's threads. One may be waiting for a source that never answers.
-_CLOSE_WAIT_S = 5.0
 
 
 def run_trial(
@@ -153,7 +152,7 @@ class _Trial:
         try:
             summary = self._train()
         finally:
-            self.trainer.loader.close(_CLOSE_WAIT_S if interrupt.signal else None)
+            self.trainer.loader.close()
         late = [int(number) for (number,) in self.ranks.gather([interrupt.signal]) if number]
         return {**summary, "signal": signal.Signals(late[0]).name} if late else summary
 

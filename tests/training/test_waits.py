@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaecho.echo import pipeline
 from adaecho.tasks import build_task
 from adaecho.training import signals, trial
 from adaecho.training.trainer import Trainer
@@ -58,7 +59,7 @@ def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dri
             return task
 
         monkeypatch.setattr(trial, "build_task", build)
-        monkeypatch.setattr(trial, "_CLOSE_WAIT_S", 0.2)
+        monkeypatch.setattr(pipeline, "CLOSE_WAIT_S", 0.2)
         timer.start()
         return sources
 

@@ -10,11 +10,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from adaecho.echo.memory.pool import Examples, free_bytes, singles_of
-from adaecho.echo.memory.pytree import UNFIT, Columns, num_bytes, stack
+from adaecho.echo.memory.pool import Examples, singles_of
+from adaecho.echo.memory.pytree import UNFIT, Columns, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.read.chunks import NONE_SKIPPED, Preparation, Tried
-from adaecho.echo.settings import Settings, one_of, refuse
+from adaecho.echo.settings import Settings, one_of, refuse, refuse_with_whole_batches
 from adaecho.echo.variants import BUFFER_FORMATS
 
 Origin = Callable[[int], str]
@@ -217,11 +217,8 @@ class Functions:
         one_of("buffer_format", self.buffer_format, BUFFER_FORMATS)
         size, whole = self.settings.batch_size, self.settings.batch_size is None
         for name in ("augment", "collate"):
-            refuse(
-                whole and getattr(self, name) is not None,
-                f"{name} with batch_size=None: {name} handles examples, but the source yields whole batches; "
-                f"{name} in the source, or pass a source of examples and a batch_size",
-            )
+            if whole and getattr(self, name) is not None:
+                refuse_with_whole_batches(name)
         refuse(
             self.batch_length is not None and not whole,
             f"batch_length with batch_size={size}: batch_length measures whole batches of the source; leave "
@@ -240,33 +237,15 @@ class Functions:
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
-    def choose_buffer_format(self, peek: Callable[[], Any] | None) -> str:
-        """Return the buffer format to use, "decoded" or "encoded".
-
-        Args:
-            peek: function that returns the first example of the source before decoding; None if the source
-                cannot be read yet.
-        """
+    @property
+    def _encoded_in_buffer(self) -> bool:
+        """Whether the buffer holds encoded examples; under "auto" only if none is then decoded twice."""
         settings = self.settings
-        if self.buffer_format != "auto":
-            return self.buffer_format
         if self.decode is None or settings.batch_size is None or self._augments_before_buffer:
-            return "decoded"
-        if settings.variant.batches_upstream and not settings.max_bad_examples:
-            return "encoded"
-        return "decoded" if self._fits_decoded(peek) else "encoded"
-
-    def _fits_decoded(self, peek: Callable[[], Any] | None) -> bool:
-        """Return whether a buffer of decoded examples fits into half of the free memory; True if unknown."""
-        free = free_bytes()
-        if free is None or peek is None:
-            return True
-        assert self.decode is not None
-        try:
-            first = self.decode(peek())
-        except Exception:  # the error will be reported when the example is read for training
-            return True
-        return self.settings.shuffle_buffer * num_bytes(first) <= free / 2
+            return False
+        if self.buffer_format != "auto":
+            return self.buffer_format == "encoded"
+        return settings.variant.batches_upstream and not settings.max_bad_examples
 
     @property
     def thread_safe(self) -> bool:
@@ -274,11 +253,10 @@ class Functions:
         parts = self.augment if isinstance(self.augment, tuple) else (self.augment,)
         return all(part is None or says_thread_safe(part) for part in (self.decode, *parts))
 
-    def around_the_buffer(self, buffer_format: str, origin: Origin) -> tuple[Preparation, Augment | None]:
+    def around_the_buffer(self, origin: Origin) -> tuple[Preparation, Augment | None]:
         """Divide the user's functions between the stages before and after the shuffle buffer.
 
         Args:
-            buffer_format: "decoded" or "encoded".
             origin: function that returns the name of the example with a serial number, for messages.
 
         Returns:
@@ -291,7 +269,7 @@ class Functions:
         cut = len(parts) if settings.variant.augments_before else len(parts) - 1
         cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
         before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
-        if self.decode is None or buffer_format == "decoded":
+        if self.decode is None or not self._encoded_in_buffer:
             return Preparation(self.decode, before), after
         # The loader can skip a bad example only before the buffer, so it decodes each one there as a test.
         tried = Tried(self.decode) if settings.max_bad_examples else None

@@ -1,7 +1,7 @@
 """Operations on batches of any structure: copying them to a device, and counting their examples."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,20 +18,12 @@ class ToDevice:
 
     Args:
         device: target device; None leaves batches unchanged.
-
-    Raises:
-        ValueError: torch does not know the device or cannot find it.
     """
 
     def __init__(self, device: str | torch.device | None) -> None:
         # The device is resolved here, because "cuda" means the current device of a thread. In the loader's
         # threads this would be the first device.
-        try:
-            self._device = None if device is None else torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ValueError(
-                f"device={str(device)!r}: torch finds no such device; pass None, or 'cpu' ({error})"
-            ) from error
+        self._device = None if device is None else torch.empty(0, device=device).device
         self._cuda = self._device is not None and self._device.type == "cuda"
         self._stream: torch.cuda.Stream | None = None
 
@@ -126,27 +118,11 @@ def _length(value: Any) -> int | None:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return int(shape[0]) if len(shape) else None
-    if isinstance(value, str | bytes):
-        return None
+    parts = [part for _, part in children(value)]
+    leading = [int(part.shape[0]) for part in parts if getattr(part, "shape", ())]
     if isinstance(value, list):
-        leading = _leading_lengths(value)
-        return leading[0] if leading and len(set(leading)) == 1 else len(value)
-    if isinstance(value, Mapping):
-        return _of_columns(list(value.values()))
-    if isinstance(value, tuple):
-        return _of_columns(value)
-    return len(value) if hasattr(value, "__len__") else None
-
-
-def _of_columns(columns: Iterable[Any]) -> int | None:
-    leading = _leading_lengths(columns)
-    if leading:
-        return leading[0]
-    lengths = (len(column) if isinstance(column, tuple | list) else _length(column) for column in columns)
-    return next((length for length in lengths if length is not None), None)
-
-
-def _leading_lengths(values: Iterable[Any]) -> list[int]:
-    """Return the leading length of each array in a sequence."""
-    shapes = [getattr(value, "shape", None) for value in values]
-    return [int(shape[0]) for shape in shapes if isinstance(shape, tuple) and len(shape)]
+        return leading[0] if len(set(leading)) == 1 else len(value)
+    if isinstance(value, Mapping | tuple):
+        lengths = (len(part) if isinstance(part, tuple | list) else _length(part) for part in parts)
+        return next((length for length in (*leading, *lengths) if length is not None), None)
+    return len(value) if hasattr(value, "__len__") and not isinstance(value, str | bytes) else None

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.batch.batches import BatchBuilder
-from adaecho.echo.memory.pool import Examples, check_memory, singles_of
+from adaecho.echo.memory.pool import Examples, check_memory
 from adaecho.echo.memory.pytree import Columns, duplicate, empty, num_bytes, same_layout, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import FreshBlock
@@ -304,16 +304,15 @@ class WorkerStore:
     Args:
         reader: the loader's reader.
         making: builds batches; here it only augments.
-        resident: whether the source's rows lie in memory. They are then read at each use and not cached.
     """
 
-    def __init__(self, reader: Reader, making: BatchBuilder, *, resident: bool) -> None:
+    def __init__(self, reader: Reader, making: BatchBuilder) -> None:
         # User code may draw from the global generators although it must not. After a fork all workers would
         # draw the same numbers, so each gets its own random seed.
         key = int.from_bytes(os.urandom(8), "little")
         keyed.seed_globally(key, key >> 1)
         reader.go_alone()
-        self._reader, self._making, self._resident = reader, making, resident
+        self._reader, self._making = reader, making
         self._examples: dict[int, Any] = {}  # by serial
 
     def __call__(self, what: str, *arguments: Any) -> Any:
@@ -331,14 +330,11 @@ class WorkerStore:
 
     def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
         serials = items >> keyed.ECHO_BITS
-        if self._resident:
-            claim: Any = self._reader.again(serials)
-            examples = singles_of(self._reader.work(claim).examples)
-        else:  # each use but the last gets a copy, because augmentation may write into the example
-            examples = [
-                self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
-                for serial, is_last in zip(serials.tolist(), last.tolist(), strict=True)
-            ]
+        # Each use but the last gets a copy, because augmentation may write into the example.
+        examples = [
+            self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
+            for serial, is_last in zip(serials.tolist(), last.tolist(), strict=True)
+        ]
         made = self._making.augmented(items, examples)
         if isinstance(made, list) and self._making.length is None:
             made = stack(made) or made
@@ -367,24 +363,12 @@ class WorkerProcesses:
         number: number of processes.
         reader: the loader's reader.
         making: builds the loader's batches.
-        world: number of ranks.
         buffered: number of examples in the shuffle buffer.
-        resident: the rows of a source in memory, which are read at each use; None for other sources.
     """
 
-    def __init__(
-        self,
-        number: int,
-        reader: Reader,
-        making: BatchBuilder,
-        *,
-        world: int,
-        buffered: int,
-        resident: Columns | None,
-    ) -> None:
-        self._number, self._reader, self._making, self._world = number, reader, making, world
-        self._buffered, self._resident = buffered, resident is not None
-        self._example_bytes = 0 if resident is None else resident.example_bytes
+    def __init__(self, number: int, reader: Reader, making: BatchBuilder, *, buffered: int) -> None:
+        self._number, self._reader, self._making = number, reader, making
+        self._buffered, self._example_bytes = buffered, 0
         self._left: dict[int, int] = {}  # remaining number of uses of each token
         self._all: list[WorkerProcess] = []
         self._choosing, self._closing = threading.Lock(), threading.Lock()
@@ -398,11 +382,11 @@ class WorkerProcesses:
 
     def begin(self) -> None:
         """Fork the processes. No thread of the loader may be working."""
-        reader, making, resident = self._reader, self._making, self._resident
+        reader, making = self._reader, self._making
         slot_bytes = _MEMORY_BYTES // self._number // 64 * 64
         for _ in range(self._number):
             worker = WorkerProcess(
-                lambda: WorkerStore(reader, making, resident=resident), self._all, slots=self._num_slots,
+                lambda: WorkerStore(reader, making), self._all, slots=self._num_slots,
                 slot_bytes=slot_bytes,
             )  # fmt: skip
             self._all.append(worker)  # before the start, because an interrupt would otherwise lose it
@@ -426,9 +410,6 @@ class WorkerProcesses:
     def read(self, claim: Any) -> FreshBlock:
         """Let one worker read the examples of a claim, and return their tokens in place of the examples."""
         serials = claim[0]
-        if self._resident:
-            workers = serials // self._world % self._number
-            return FreshBlock(serials, serials * self._number + workers, claim[2])
         with self._choosing:  # the least busy worker, then the one with the fewest examples
             number = min(range(self._number), key=lambda n: (self._reads[n], self._given[n]))
             self._reads[number] += 1

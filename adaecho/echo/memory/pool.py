@@ -132,11 +132,8 @@ def singles_of(examples: Examples) -> list[Any]:
     return examples.examples() if isinstance(examples, Columns) else examples
 
 
-_SLOT_BYTES = 16  # bytes in a buffer for the identity and the row of each item
-
-
 def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
-    """Check that a buffer fits into the free memory.
+    """Check that a buffer fits into the machine's free memory.
 
     Args:
         needed_bytes: number of bytes that the buffer needs.
@@ -149,67 +146,15 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
     if free is not None and needed_bytes > free:
         needed_gib, free_gib = needed_bytes / 2**30, free / 2**30
         raise ValueError(
-            f"{key}: needs {needed_gib:,.1f} GiB, but only {free_gib:,.1f} GiB are free; reduce {key}, or "
-            "the size of the examples"
+            f"{key}: needs {needed_gib:,.1f} GiB, but only {free_gib:,.1f} GiB are free; reduce {key} or the "
+            "size of the examples, or keep them encoded with decode= and buffer_format='encoded'"
         )
 
 
-def check_slots(items: int, example_bytes: int, key: str) -> None:
-    """Check that the slots of a buffer fit into memory before they are allocated.
-
-    Args:
-        items: number of slots.
-        example_bytes: bytes of one example; 0 if unknown.
-        key: as in ``check_memory``.
-
-    Raises:
-        ValueError: the buffer needs more memory than is free.
-    """
-    check_memory(items * (_SLOT_BYTES + example_bytes), key)
-
-
-def free_bytes(root: Path = Path("/")) -> int | None:
-    """Return the number of bytes of memory that this process can still use; None if unknown.
-
-    This is the smaller of the machine's free memory and what the process's control groups still allow.
-
-    Args:
-        root: root of the file system that contains /proc and /sys.
-    """
-    known = [free for free in (_machine(root), *_groups(root)) if free is not None]
-    return min(known) if known else None
-
-
-def _machine(root: Path) -> int | None:
+def free_bytes() -> int | None:
+    """Return the number of bytes of free memory of the machine; None if unknown."""
     try:
-        fields = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _groups(root: Path) -> list[int | None]:
-    """Return the free bytes of this process's control groups (version 2).
-
-    Containers and Slurm jobs limit their memory by such groups.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    paths = [Path(line.removeprefix("0::/")) for line in lines if line.startswith("0::/")]
-    top = root / "sys/fs/cgroup"
-    return [_group(top / group) for path in paths for group in (path, *path.parents)]
-
-
-def _group(folder: Path) -> int | None:
-    try:
-        limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
-        stat = (folder / "memory.stat").read_text().split()
-    except OSError:
-        return None
-    if limit.strip() == "max":
-        return None
-    # Pages of inactive files count as free, because the system reclaims them on demand.
-    reclaimable = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
-    return max(int(limit) - int(used) + reclaimable, 0)

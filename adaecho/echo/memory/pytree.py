@@ -297,30 +297,26 @@ def collate(examples: list[Any]) -> Any:
     """Collate examples like ``torch.utils.data.default_collate``, except that tuples stay tuples.
 
     Raises:
-        ValueError: the examples have different shapes or lengths.
-        TypeError: the examples are of a type that cannot be collated.
+        ValueError, RuntimeError, TypeError: the examples have different lengths, shapes or types, or a type
+            that cannot be collated.
     """
+    try:
+        return _collated(examples)
+    except (ValueError, RuntimeError, TypeError) as error:
+        error.add_note(f"{UNFIT}, of one shape; or pass collate=, for example to pad them")
+        raise
+
+
+def _collated(examples: list[Any]) -> Any:
     stacked = stack(examples)
     if stacked is not None:
         return stacked.batch()
     first = examples[0]
     if isinstance(first, Mapping):
-        return _same_kind(first, [collate([example[key] for example in examples]) for key in first])
+        return _same_kind(first, [_collated([example[key] for example in examples]) for key in first])
     if isinstance(first, list | tuple):
-        if any(len(example) != len(first) for example in examples):
-            raise ValueError("examples of one batch have different lengths; pass collate= to pad them")
-        return _same_kind(first, [collate(list(column)) for column in zip(*examples, strict=True)])
-    shapes = sorted({tuple(getattr(example, "shape", ())) for example in examples})
-    if len(shapes) > 1:
-        raise ValueError(
-            f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; give them one "
-            "shape in augment, or pass collate="
-        )
-    try:
-        return default_collate(examples)
-    except TypeError as error:
-        error.add_note(f"{UNFIT}; or pass collate=")
-        raise
+        return _same_kind(first, [_collated(list(column)) for column in zip(*examples, strict=True)])
+    return default_collate(examples)
 
 
 def _same_kind(first: Any, parts: list[Any]) -> Any:

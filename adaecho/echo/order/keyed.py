@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.random.bit_generator import ISpawnableSeedSequence
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 Keys = NDArray[np.uint64]
@@ -140,24 +140,17 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
     return scaled
 
 
-class _Seed(ISpawnableSeedSequence):
+class _Seed(ISeedSequence):
     """The key of a Philox generator in the form of a seed sequence.
 
-    ``Philox(key=...)`` would first gather entropy from the operating system. This would take most of the
-    time, and the generators of ``spawn`` would depend on that entropy instead of the key.
+    ``Philox(key=...)`` would first gather entropy from the operating system, which takes most of the time.
     """
 
     def __init__(self, key: int) -> None:
         self._key = key
-        self._parent: np.random.SeedSequence | None = None
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Keys:  # noqa: ARG002 (Philox asks for 2)
         return np.array([self._key, 0], dtype=np.uint64)
-
-    def spawn(self, n_children: int) -> list[Any]:
-        """Return the seeds of independent generators. Each call returns new ones."""
-        self._parent = self._parent or np.random.SeedSequence(self._key)
-        return self._parent.spawn(n_children)
 
 
 def generator(key: Any) -> np.random.Generator:

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import seeds_of_pass
-from adaecho.echo.read.chunks import warn_caller
 from adaecho.echo.read.iterables import IterableSource, Position, tell_pass
 from adaecho.echo.threads import PoolThread
 
@@ -43,6 +42,12 @@ class DataLoaderSource(IterableSource):
         seed: seed of all these random numbers.
     """
 
+    _remedy = (
+        "Its sampler draws random numbers without a seed; use a torch.Generator in its attribute "
+        "`generator`, or seed it by set_epoch(epoch). An IterableDataset must draw from the global "
+        "generators, in workers of the DataLoader or with num_workers=0 in the EchoLoader"
+    )
+
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader)
         self._loader, self._seed = loader, seed
@@ -51,10 +56,6 @@ class DataLoaderSource(IterableSource):
         self._of_batches = loader.batch_sampler is not None
         self._generator, self._upcoming = torch.Generator(), _Upcoming()
         self._own: DataLoader[Any] | None = None  # a copy of the DataLoader that uses the seeded indices
-        # Worker processes see an epoch set by set_epoch only if they start after it, so that persistent
-        # workers would miss it. Hugging Face's streams are an exception, because they share the epoch.
-        hears = hasattr(loader.dataset, "set_epoch")
-        self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
 
     @property
     def _sampler(self) -> Any:
@@ -65,20 +66,6 @@ class DataLoaderSource(IterableSource):
     def sends(self) -> bool:
         """Whether worker processes of the DataLoader read the dataset and send the batches."""
         return self._loader.num_workers > 0
-
-    @property
-    def length(self) -> int | None:
-        """Number of batches in a pass; None if unknown.
-
-        A copy of the sampler is asked, because computing its length may draw random numbers.
-        """
-        if not self.seekable:
-            return super().length
-        try:
-            with keyed.global_generators_kept():
-                return len(copy.copy(self._sampler))
-        except (TypeError, RuntimeError):
-            return None
 
     def own_batch(self, batch: Any) -> Any:
         """Copy a batch, unless it is new memory because the DataLoader collated or received it."""
@@ -113,27 +100,10 @@ class DataLoaderSource(IterableSource):
         """Return a digest of the indices of all batches of the pass so far; 0 if the indices are unknown."""
         return int(iterator.position[1]) if self.knows_rows else 0
 
-    def check_other(self, serial: int, *, same_rows: bool) -> None:
-        """Report an example that differs from its first read.
-
-        If it comes from the same row, only the dataset's random numbers differ, and a warning suffices.
-
-        Raises:
-            ValueError: the example comes from another row.
-        """
-        if not same_rows:
-            raise self._others(serial, _REMEDY)
-        reason = "of the same rows" if self.knows_rows else "so examples may be missing or repeated"
-        warn_caller(
-            f"load_state_dict: {self.origin(serial)} has other contents than before, {reason}: its dataset "
-            "draws random numbers from its own generator, or in a thread of this loader, which must not seed "
-            "the global generators; draw from the global generators, and use num_workers=1 in the "
-            "DataLoader, or num_workers=0 in the EchoLoader"
-        )
-
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
-        """Return an iterator over the batches with these indices. Persistent workers survive the pass."""
-        kept = None if self._told_once else self._own
+        """Return an iterator over the batches with these indices. Persistent workers survive a pass."""
+        # Persistent workers would not see an epoch that is set after their start.
+        kept = None if hasattr(self._loader.dataset, "set_epoch") else self._own
         own = copy.copy(self._loader) if kept is None else kept
         # A DataLoader refuses assignments to some of its attributes, so its dict is updated. This is one
         # statement, so that an interrupt cannot split it.
@@ -154,12 +124,6 @@ class DataLoaderSource(IterableSource):
     def close(self) -> None:
         """Drop the copy of the DataLoader, which ends its persistent workers."""
         self._own = None
-
-
-_REMEDY = (
-    "Its sampler draws random numbers without a seed; use a torch.Generator in its attribute `generator`, or "
-    "seed it by set_epoch(epoch)"
-)
 
 
 def _within(sampler: Any) -> list[Any]:
@@ -259,7 +223,7 @@ class Pass:
         if self.position != tuple(position):
             raise ValueError(
                 f"load_state_dict: the first {number} batches of this {self._source.name} would differ from "
-                f"those of the saved state: its dataset or batch_size has changed, or: {_REMEDY}"
+                f"those of the saved state: its dataset or batch_size has changed, or: {self._source._remedy}"
             )
 
     def close(self) -> None:

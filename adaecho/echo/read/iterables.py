@@ -51,6 +51,12 @@ class IterableSource:
 
     thread_safe = True  # because only one thread at a time reads an iterable
     knows_rows = False
+    _remedy = (
+        "Seed its random numbers by set_epoch(epoch), e.g. in a class whose __iter__ creates it with "
+        "seed=epoch. Or yield examples in their stored order and shuffle with shuffle_buffer=. Instead of a "
+        "wrapper around a DataLoader, or a loader with its own state, pass a DataLoader of torch with the "
+        "same arguments"
+    )
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -171,21 +177,12 @@ class IterableSource:
             return duplicate(batch)
         return batch
 
-    def check_other(self, serial: int, *, same_rows: bool) -> None:  # noqa: ARG002 (as above)
-        """Raise ValueError because an example that was read again differs from its first read."""
-        raise self._others(
-            serial,
-            "Seed its random numbers by set_epoch(epoch), e.g. in a class whose __iter__ creates it with "
-            "seed=epoch. Or yield examples in their stored order and shuffle with shuffle_buffer=. Instead "
-            "of a wrapper around a DataLoader, or a loader with its own state, pass a DataLoader of torch "
-            "with the same arguments",
-        )
-
-    def _others(self, serial: int, remedy: str) -> ValueError:
+    def other_example(self, serial: int) -> ValueError:
+        """Return the error for an example that differs from its first read when it is read again."""
         return ValueError(
             f"load_state_dict: {self.origin(serial)} differs from the example in the saved state: "
             f"{self.name} yields other examples, or another order, when it is iterated again, so some would "
-            f"be used too often and others never. {remedy}"
+            f"be used too often and others never. {self._remedy}"
         )
 
     def _takes_no_position(self) -> ValueError:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from adaecho.echo.memory.pytree import Columns, Rows, with_own_arrays
+from adaecho.echo.memory.pytree import Columns, Rows
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import FreshBlock
@@ -94,11 +94,6 @@ class MapSource:
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
         self.thread_safe = is_thread_safe(dataset)
         self.draws: bool | None = None  # whether reading draws random numbers; None until the first read
-
-    def peek(self, row: int) -> Any:
-        """Read one example before iteration begins, without changing the global generators."""
-        with keyed.global_generators_kept():
-            return with_own_arrays(self._dataset[row])
 
     def fetch(self, rows: Rows, keys: list[int]) -> Callable[[int], Any]:
         """Return a function from a position in ``rows`` to the example there.
@@ -275,7 +270,7 @@ class RandomReader:
 
     def go_alone(self) -> None:
         """Prepare the reader for use in a worker process, which keeps examples one by one."""
-        self._resident, self._preparation.alone = False, True
+        self._preparation.alone = True
 
     def close(self) -> None:
         """Do nothing, because the dataset belongs to the user."""

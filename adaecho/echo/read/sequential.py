@@ -105,28 +105,22 @@ def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> 
     return [first, *(mark for mark in later if mark.count == mark.first)]
 
 
-Witness = tuple[int, int, int]
-"""Serial number and fingerprint of an example, and a digest of its pass's rows so far (0 if unknown)."""
-
-
 class ReplayFingerprints:
     """Fingerprints of some examples, by which a resume detects that an iterable yields other examples.
 
+    The fingerprint is a digest of the example, or of the rows of its pass so far if the source knows them.
     One thread may add fingerprints while another saves a state.
 
     Args:
         spacing: one in so many examples gets a fingerprint.
         world: number of ranks.
-
-    Attributes:
-        rows_are_same: whether the last compared example came from the same rows as at its first read.
     """
 
     def __init__(self, spacing: int = 1, world: int = 1) -> None:
         self._spacing, self._world = spacing, world
-        self._seen: list[Witness] = []  # never changed in place, because another thread may read it
-        self._expected: dict[int, Witness] = {}
-        self.rows_are_same = True
+        # Pairs of a serial number and a fingerprint. Never changed in place, because another thread may read.
+        self._seen: list[tuple[int, int]] = []
+        self._expected: dict[int, int] = {}
 
     def clear(self) -> None:
         """Remove all fingerprints."""
@@ -143,7 +137,7 @@ class ReplayFingerprints:
             always: whether to add the fingerprint in any case.
         """
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
-            self._seen = [*self._seen[1 - _KEPT :], (serial, fingerprint(example), rows)]
+            self._seen = [*self._seen[1 - _KEPT :], (serial, rows or fingerprint(example))]
 
     def before(self, serial: int) -> list[int]:
         """Return the last few fingerprints before a serial number, as a flat list.
@@ -156,14 +150,13 @@ class ReplayFingerprints:
     def expect(self, flat: list[int]) -> None:
         """Take the fingerprints of a state, with which examples that are read again will be compared."""
         numbers = iter(map(int, flat))
-        self._seen = list(zip(numbers, numbers, numbers, strict=True))
-        self._expected = {witness[0]: witness for witness in self._seen}
+        self._seen = list(zip(numbers, numbers, strict=True))
+        self._expected = dict(self._seen)
 
     def is_as_before(self, serial: int, example: Any, rows: int = 0) -> bool:
         """Return whether an example that is read again matches its fingerprint, if the state has one."""
         expected = self._expected.pop(serial, None)
-        self.rows_are_same = expected is None or expected[2] == rows
-        return expected is None or (self.rows_are_same and expected[1] == fingerprint(example))
+        return expected is None or expected == (rows or fingerprint(example))
 
 
 def fingerprint(example: Any) -> int:
@@ -438,7 +431,7 @@ class SequentialReader:
             number, example = following
             serial = self._serial(number)
             if not self._witnesses.is_as_before(serial, example, self._source.rows(self._iterator)):
-                self._source.check_other(serial, same_rows=self._witnesses.rows_are_same)
+                raise self._source.other_example(serial)
             reread += self._preparation.examples_in(example)
             if number in wanted:
                 self._again[number] = self._own(example)

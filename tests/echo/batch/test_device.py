@@ -74,9 +74,3 @@ def test_mappings_other_than_dict_are_moved() -> None:
     assert moved.encodings == "kept"
     assert moved["x"].device.type == moved["y"]["z"].device.type == "meta"
     assert one["x"].device.type == "cpu"
-
-
-def test_a_device_that_torch_does_not_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device='cuda:1': torch finds no such device; pass None, or 'cpu'"):
-        EchoLoader(arrays(4), 2, device="cuda:1")

@@ -180,7 +180,6 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"batch_size": None, "augment": max}, "augment with batch_size=None"),
         ({"batch_size": None, "collate": list}, "collate with batch_size=None"),
         ({"batch_size": 2, "batch_length": len}, "batch_length with batch_size=2"),
-        ({"device": "gpu"}, "device='gpu'"),
         ({"echo": "echo"}, "echo='echo': must be one of none, batch"),
         ({"factor": 2}, "echo=none repeats nothing"),
         *[
@@ -196,7 +195,6 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"batch_shuffle_buffer": 2}, "only echo=batch repeats batches"),
         ({"order": "sorted"}, "order='sorted'"),
         ({"shuffle": True, "order": "sequential"}, "pass only one"),
-        ({"shuffle": False, "shuffle_buffer": 5}, "shuffle=False with shuffle_buffer=5: a shuffle buffer sh"),
         ({"epochs": 0}, "epochs=0"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
     ],

@@ -215,17 +215,6 @@ def test_nested_samplers_resume_exactly(inner: Any) -> None:
     assert plain(list(resumed)) == second
 
 
-def test_contents_that_differ_for_the_same_rows_warn() -> None:
-    loader, restored = (
-        EchoLoader(LOADERS["shuffle"](), None, epochs=1, echo="batch", factor=2, num_workers=1)
-        for _ in range(2)
-    )
-    with loader, restored:
-        next(iter(loader))
-        with pytest.warns(UserWarning, match=r"other contents than before, of the same rows.*num_workers=1"):
-            restored.load_state_dict(loader.state_dict())
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [

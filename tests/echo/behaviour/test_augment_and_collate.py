@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.batch import augment as augment_module
 from adaecho.echo.batch.augment import Functions
 from tests.echo.sources import IDS, VARIANTS, Dataset, add_noise, arrays
 
@@ -65,7 +64,7 @@ def test_once_requires_decoded_examples_in_the_buffer() -> None:
         EchoLoader(Dataset(9), 3, buffer_format="encoded", **common)
     settings = EchoLoader(Dataset(9), 3, **common).settings
     functions = Functions(dict, (add_noise, add_noise), None, None, settings, "auto")
-    assert functions.choose_buffer_format(None) == "decoded"
+    assert functions.around_the_buffer(str)[0].decode is dict
 
 
 @pytest.mark.parametrize("augment", [draw_globally, (draw_globally, draw_again)], ids=["one", "two parts"])
@@ -118,25 +117,19 @@ def test_batches_do_not_depend_on_the_buffer_format(echo: str, factor: float, nu
 
 
 @pytest.mark.parametrize(
-    ("echo", "bad", "free", "expected"),
+    ("echo", "bad", "encoded"),
     [
-        ("none", 0, 10**9, "encoded"),
-        ("batch", 0, 10**9, "encoded"),
-        ("none", 1, 10**9, "decoded"),
-        ("example_before_augmentation", 0, 10**9, "decoded"),
-        ("example_before_augmentation", 0, 16 * 32 * 2 - 1, "encoded"),
-        ("example_before_augmentation", 5, 16 * 32 * 2 - 1, "encoded"),
-        ("example_before_augmentation", 5, 16 * 32 * 2, "decoded"),
-        ("example_after_augmentation", 0, 1, "decoded"),
+        ("none", 0, True),
+        ("batch", 0, True),
+        ("none", 1, False),
+        ("example_before_augmentation", 0, False),
+        ("example_after_augmentation", 0, False),
     ],
 )
-def test_auto_chooses_the_buffer_format_by_work_and_memory(
-    echo: str, bad: int, free: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(augment_module, "free_bytes", lambda: free)
+def test_auto_keeps_examples_encoded_if_none_is_decoded_twice(echo: str, bad: int, encoded: bool) -> None:
     settings = EchoLoader(ROWS, 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
-    given = Functions(decode, None, None, None, settings, "auto")
-    assert given.choose_buffer_format(lambda: ROWS[0]) == expected
+    before, after = Functions(decode, None, None, None, settings, "auto").around_the_buffer(str)
+    assert (before.decode is None) == encoded == (after is not None)
 
 
 def noisy_collate(rows: list[int], rng: np.random.Generator) -> list[tuple[int, float]]:

@@ -130,14 +130,14 @@ def test_an_error_of_collate_names_the_first_and_the_last_example(num_workers: i
     assert "while collating example 0 of Dataset" in caught(Dataset(9), 1, collate=collate)
 
 
-def test_an_error_of_different_shapes_names_two_examples() -> None:
+def test_an_error_of_different_shapes_names_the_remedy() -> None:
     def sizes() -> Iterator[Any]:
         for row in range(9):
             yield {"x": np.zeros(3 + (row == 4))}
 
     for num_workers in (0, 2):
         message = caught(sizes, num_workers=num_workers)
-        assert "shapes, (3,) and (4,)" in message
+        assert "of one shape; or pass collate=" in message
         assert (
             "while collating 3 examples, from example 3 (counted from 0 over all passes) of sizes" in message
         )

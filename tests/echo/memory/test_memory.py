@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,25 +64,6 @@ def test_the_buffer_keeps_no_views_of_chunks() -> None:
     buffered = [one for one in loader._pipeline.run._batches._pool._singles if one is not None]  # type: ignore[union-attr]
     assert len(buffered) >= 300
     assert all(example.base is None for example in buffered)
-
-
-def test_free_memory_respects_the_smallest_cgroup_limit(tmp_path: Path) -> None:
-    def write(folder: str, **files: str) -> None:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (tmp_path / folder / name.replace("_", ".", 1)).write_text(text)
-
-    free = budget.free_bytes(tmp_path)
-    assert free is None or free > 0
-    write("proc", meminfo="MemTotal: 9 kB\nMemAvailable:   4000 kB\n")
-    write("proc/self", cgroup="0::/job/step\n")
-    assert budget.free_bytes(tmp_path) == 4000 * 1024
-    write("sys/fs/cgroup/job", memory_max="9000\n", memory_current="8000\n", memory_stat="anon 7\n")
-    assert budget.free_bytes(tmp_path) == 1000
-    write("sys/fs/cgroup/job", memory_stat="anon 7\ninactive_file 500\nfile 3\n")
-    assert budget.free_bytes(tmp_path) == 1500
-    write("sys/fs/cgroup/job/step", memory_max="max\n", memory_current="1\n", memory_stat="")
-    assert budget.free_bytes(tmp_path) == 1500
 
 
 def test_row_numbers_exceed_32_bits() -> None:
