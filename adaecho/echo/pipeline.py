@@ -128,9 +128,8 @@ class Pipeline:
         )
         # If the source's rows can serve as the pool, no examples are copied.
         self.resident, self.group = None, 1
-        if isinstance(source, ArraySource):
-            in_place = source.resident and before == Preparation() and not self.processes
-            self.resident = source.arrays if in_place else None
+        if isinstance(source, ArraySource) and not self.processes:
+            self.resident = source.arrays if source.resident and before == Preparation() else None
             if functions.decode is None:
                 self.group = source.batches_at_once(self.streams.batch_size)
         if length is not None:
@@ -430,17 +429,16 @@ class Run:
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
-        making, at_once = parts.making, lambda: parts.group
+        making = parts.making
         if self.owners is not None:
-            pool = self.owners
-            making, at_once = replace(making, augment=self.owners.augmented), self.owners.batches_at_once
+            pool, making = self.owners, replace(making, augment=self.owners.augmented)
         elif parts.resident is not None:
             pool = ResidentPool(parts.resident)
         lookahead = 1 if parts.resident is None else _FREE_LOOKAHEAD
         stream = parts.streams.examples(position)
         self._pool = pool
         self._stage = EchoStage(self.queue.take, pool, stream, block=block, lookahead=lookahead)
-        return Batches(self._stage, pool, making, position, group=at_once, drop_last=settings.drop_last)
+        return Batches(self._stage, pool, making, position, group=parts.group, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:
         """Connect the stages that read examples and that make batches, each with its own threads.
@@ -462,8 +460,7 @@ class Run:
             if self.owners is not None:
                 readers, makers, share = 2 * workers, 2 * workers, 2.0
             if parts.resident is None and not whole:
-                grouped = parts.group > 1 and self.owners is None
-                chunk = parts.group * size if grouped else math.ceil(size * share / workers)
+                chunk = parts.group * size if parts.group > 1 else math.ceil(size * share / workers)
                 first = 2 * workers if parts.prefetch is None else parts.prefetch
                 self.queue.map = OrderedMap(
                     self.pool, partial(self._claim, chunk), self._read, threads=readers,

@@ -125,8 +125,8 @@ class Batches:
         pool: stores the examples.
         making: builds the batches.
         position: the loader's cursor at the start.
-        group: function that returns the number of batches to make at once, as slices of one stack. For small
-            arrays more than 1 saves most of the interpreter's work.
+        group: number of batches to make at once, as slices of one stack. For small arrays more than 1 saves
+            most of the interpreter's work.
         drop_last: whether to drop a short batch at the end of an iteration.
     """
 
@@ -137,7 +137,7 @@ class Batches:
         making: BatchBuilder,
         position: LoaderCursor,
         *,
-        group: Callable[[], int] = lambda: 1,
+        group: int = 1,
         drop_last: bool = False,
     ) -> None:
         self._stage, self._pool, self.making = stage, pool, making
@@ -148,7 +148,7 @@ class Batches:
 
         One thread at a time calls this, so that the order is fixed. ``work`` may run in many threads.
         """
-        outputs = self._stage.take(self._group() * self.making.batch_size)
+        outputs = self._stage.take(self._group * self.making.batch_size)
         return (outputs, self._pool.take(outputs.rows, outputs.items)) if len(outputs) else None
 
     def work(self, claim: tuple[Outputs, Any]) -> list[Batch]:

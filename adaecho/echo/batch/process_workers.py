@@ -292,7 +292,6 @@ def _shared(
 
 
 _MEMORY_BYTES = 1 << 28  # shared memory for the arrays of one batch, over all workers
-_SMALL_BYTES = 1 << 20  # two batches are made at once if together they have at most this many bytes
 
 Tokens = NDArray[np.int64]
 """Tokens, each of which combines the serial number of an example with the number of its worker."""
@@ -425,14 +424,6 @@ class WorkerProcesses:
             self._example_bytes = fresh.example_bytes
         fresh.examples = fresh.serials * self._number + number
         return fresh
-
-    def batches_at_once(self) -> int:
-        """Return the number of batches to make at once.
-
-        It is two for small batches, for which the fixed cost of a transfer dominates, and one for others.
-        """
-        pair = 2 * self._making.batch_size * self._example_bytes
-        return 2 if 0 < pair <= _SMALL_BYTES else 1
 
     # The following methods are the interface of a pool, which one thread at a time calls.
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -83,8 +82,8 @@ class MapSource:
     If the dataset declares ``thread_safe = True``, threads read it, many rows at once if it has
     ``__getitems__(rows)``. Reading must then not change shared state such as an open file, a cache or a
     global generator. Other datasets are read as in a DataLoader: in worker processes, or in the calling
-    thread without workers. For these the loader seeds the global generators before each example, so that
-    random numbers depend neither on the number of workers nor on a resume.
+    thread without workers. If such a dataset draws from the global generators, the loader seeds them before
+    each example, so that random numbers depend neither on the number of workers nor on a resume.
     """
 
     resident = False
@@ -93,20 +92,19 @@ class MapSource:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
         self.thread_safe = is_thread_safe(dataset)
-        self.draws: bool | None = None  # whether reading draws random numbers; None until the first read
+        self.draws = False  # whether reading has drawn random numbers from a global generator
 
     def fetch(self, rows: Rows, keys: list[int]) -> Callable[[int], Any]:
         """Return a function from a position in ``rows`` to the example there.
 
         Args:
             rows: row numbers, int64 [n].
-            keys: n seeds for the global generators, one for each example. Datasets that are thread-safe do
-                not need them.
+            keys: n seeds for the global generators, one for each example; empty to leave them as they are.
 
         Raises:
             ValueError: ``__getitems__`` did not return one example for each row.
         """
-        if not self.thread_safe:
+        if keys:
             return lambda position: self._seeded(int(rows[position]), keys[position])
         if not hasattr(self._dataset, "__getitems__"):
             return lambda position: self._dataset[int(rows[position])]
@@ -127,11 +125,7 @@ class MapSource:
 
     def _seeded(self, row: int, key: int) -> Any:
         keyed.seed_globally(key, key >> 1)
-        example = self._dataset[row]
-        if self.draws is None:
-            with keyed.global_generators_kept():
-                self.draws = not keyed.are_seeded(key, key >> 1)
-        return example
+        return self._dataset[row]
 
     def origin(self, row: int) -> str:
         """Return the name of an example for messages."""
@@ -211,19 +205,33 @@ class RandomReader:
     def work(self, claim: tuple[Serials, Rows, int]) -> FreshBlock:
         """Read, decode and prepare the examples of a claim."""
         serials, rows, end = claim  # [n], [n]
-        source, preparation = self._source, self._preparation
+        source = self._source
         if self._resident:
             return FreshBlock(serials, rows, end)
-        if isinstance(source, ArraySource) and preparation.decode is None:
-            return FreshBlock(serials, preparation.finish(serials, source.read(rows)), end)
-        keys = [] if source.thread_safe else keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
-        with nullcontext() if source.thread_safe else keyed.global_generators_kept():
-            fresh = preparation.fresh(
-                serials, end, source.fetch(rows, keys), lambda position: source.origin(int(rows[position])),
-                self._world, rows,
-            )  # fmt: skip
-        fresh.draws = isinstance(source, MapSource) and bool(source.draws)
+        if isinstance(source, ArraySource) and self._preparation.decode is None:
+            return FreshBlock(serials, self._preparation.finish(serials, source.read(rows)), end)
+        if isinstance(source, ArraySource) or source.thread_safe or not len(serials):
+            return self._fresh(claim, [])
+        keys = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
+        with keyed.global_generators_kept():
+            if not source.draws:
+                # Seeding each example takes longer than reading a small one. A dataset that turns out to
+                # draw is read again with the seeds.
+                keyed.seed_globally(keys[0], keys[0] >> 1)
+                fresh = self._fresh(claim, [])
+                if keyed.are_seeded(keys[0], keys[0] >> 1):
+                    return fresh
+                source.draws = True
+            fresh = self._fresh(claim, keys)
+        fresh.draws = True
         return fresh
+
+    def _fresh(self, claim: tuple[Serials, Rows, int], keys: list[int]) -> FreshBlock:
+        (serials, rows, end), source = claim, self._source
+        return self._preparation.fresh(
+            serials, end, source.fetch(rows, keys), lambda position: source.origin(int(rows[position])),
+            self._world, rows,
+        )  # fmt: skip
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
         """Return the state that ``resume`` needs to continue at local number ``index``.

@@ -22,11 +22,13 @@ from adaecho.echo.batch.process_workers import WorkerProcess
 @pytest.mark.parametrize("slow", ["read", "made"])
 def test_a_worker_serves_the_shorter_kind_of_request_first(slow: str) -> None:
     """Within a kind the order stays, because the last use of an example drops it."""
-    release = multiprocessing.get_context("fork").Event()
+    context = multiprocessing.get_context("fork")
+    begun, release = context.Event(), context.Event()
     order: list[str] = []
 
     def handler(what: str, number: int) -> list[str]:
         if number == 0 and what == slow:
+            begun.set()
             release.wait(20)
         order.append(f"{what} {number}")
         return list(order)
@@ -36,9 +38,11 @@ def test_a_worker_serves_the_shorter_kind_of_request_first(slow: str) -> None:
     try:
         worker.start()
         worker.begin_receiving()
-        tickets: list[Any] = [
+        tickets: list[Any] = [worker.send(0, slow, 0)]
+        assert begun.wait(20)
+        tickets += [
             worker.send(0, what, number)
-            for what, number in [(slow, 0), (slow, 1), (quick, 0), (slow, 2), (quick, 1), (quick, 2)]
+            for what, number in [(slow, 1), (quick, 0), (slow, 2), (quick, 1), (quick, 2)]
         ]
         time.sleep(0.5)  # the worker receives all of them meanwhile
         release.set()
