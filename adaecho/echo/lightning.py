@@ -17,7 +17,7 @@ Lightning's loop and read its attributes.
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 _DEPTH = 3  # the fetcher nests a batch in a tuple with its index and in a collection over several loaders
 
@@ -32,27 +32,16 @@ def holds_last_batch(batch_id: int) -> bool:
     return _holds(getattr(next(filter(None, fetchers), None), "batches", ()), batch_id, _DEPTH)
 
 
-class EpochEnd(NamedTuple):
-    """Instructions for a loader whose Trainer resumes from a checkpoint at the end of an epoch.
-
-    Attributes:
-        state: the state that the loader must load itself, or None.
-        is_over: whether the Trainer requests the iterator only to finish the completed epoch, so that the
-            iterator must be empty.
-    """
-
-    state: dict[str, Any] | None
-    is_over: bool
-
-
-def resumed_at_end(loader: Any) -> EpochEnd | None:
+def resumed_at_end(loader: Any) -> tuple[dict[str, Any] | None, bool] | None:
     """Return instructions for a loader from which a resumed Trainer requests its first iterator.
 
     Args:
         loader: the loader.
 
     Returns:
-        The instructions, or None unless a Trainer is the caller and resumes at the end of an epoch.
+        The state that the loader must load itself, or None, and whether the iterator must be empty, because
+        the Trainer requests it only to finish the completed epoch. None unless a Trainer is the caller and
+        resumes at the end of an epoch.
     """
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)
     combined = getattr(loop, "_combined_loader", None)  # None while Lightning checks the loader
@@ -64,13 +53,13 @@ def resumed_at_end(loader: Any) -> EpochEnd | None:
         return None
     if not loop.restarting:
         states = loop._combined_loader_states_to_load
-        return EpochEnd(states[place] if len(states) == len(stateful) else None, is_over=False)
+        return states[place] if len(states) == len(stateful) else None, False
     epochs, batches = loop.epoch_progress.total, loop.epoch_loop.batch_progress
     if not batches.is_last_batch:
         return None
     # If the state was saved before on_train_batch_end completed, this iterator begins a new epoch.
     begun, through = epochs.started == epochs.ready, batches.total.completed == batches.total.processed
-    return EpochEnd(None, is_over=begun and through)
+    return None, begun and through
 
 
 def _methods_that_call() -> Iterator[tuple[str, Any]]:

@@ -223,10 +223,11 @@ class EchoLoader(LoaderStats):
         self._check_process()
         end = resumed_at_end(self)
         if end is not None:
-            if end.state is not None:
-                self.load_state_dict(end.state)
+            state, is_over = end
+            if state is not None:
+                self.load_state_dict(state)
             self._resumed = False  # Lightning has completed that epoch, so the next iteration begins
-            if end.is_over:
+            if is_over:
                 return iter(())
         pipeline, iterator = self._pipeline, EchoIterator(self)
         if self._resumed and self._position.in_pass and not pipeline.source.thread_safe:
@@ -311,12 +312,10 @@ class EchoLoader(LoaderStats):
         if self._closed:
             raise RuntimeError("this EchoLoader was closed; create a new one")
         if self._failed is not None:
-            again = (
-                "continues after the last batch" if self.settings.epochs is None else "begins a new iteration"
-            )
             raise RuntimeError(
-                f"an error stopped this EchoLoader ({type(self._failed).__name__}); iter(loader) {again}, "
-                "loader.load_state_dict(state) continues from a state"
+                f"an error stopped this EchoLoader ({type(self._failed).__name__}); iter(loader) continues "
+                "after the last batch, or with epochs= begins a new iteration; load_state_dict(state) "
+                "continues from a state"
             ) from self._failed
         pool = self._pipeline.pool
         if self._position.in_pass and pool is not None:

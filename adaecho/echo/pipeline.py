@@ -347,9 +347,7 @@ class Run:
         streams, reader = parts.streams, parts.reader
         self.owners: WorkerProcesses | None = None
         if parts.processes:
-            self.owners = WorkerProcesses(
-                parts.num_workers, reader, parts.making, buffered=parts.settings.shuffle_buffer
-            )  # fmt: skip
+            self.owners = WorkerProcesses(parts.num_workers, reader, parts.making)
         self._read = reader.work if self.owners is None else self.owners.read
         self.queue = PrefetchQueue(
             self._claim, self._read, streams.log.bad, position.next_index, parts.warn_of_draws,

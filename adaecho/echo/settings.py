@@ -134,12 +134,11 @@ class Settings:
 
     def _check_can_iterate(self, source: IterableSource, shuffle: Any) -> None:
         """Raise ValueError if an iterable cannot provide this order, or as many batches on every rank."""
-        asked = "shuffle=True" if shuffle else f"sampler={self.sampler}"
-        iterated = f"{source.name} is an iterable with its own order"
-        refuse(shuffle or self.sampler is not None, f"{asked}: {iterated}; shuffle_buffer= shuffles examples")
+        ordered = shuffle or self.sampler is not None or (self.order == "shards" and not source.reordered)
         refuse(
-            self.order == "shards" and not source.reordered,
-            f"order='shards': {iterated}; leave out order, and shuffle the shards in the source",
+            ordered,
+            f"shuffle=, sampler= or order=: {source.name} is an iterable with its own order; leave them out, "
+            "and pass shuffle_buffer=, which shuffles examples",
         )
         refuse(
             self.epochs is not None and self.world_size > 1 and self.batch_size is not None,
@@ -269,10 +268,9 @@ def check_still_alone() -> None:
     """
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
-            "this EchoLoader was created before torch.distributed was initialized "
-            f"({torch.distributed.get_world_size()} ranks), so every rank would read all examples. Create it "
-            "after init_process_group, Accelerator() or fabric.launch(), or in Lightning's "
-            "train_dataloader(). If every rank should read all examples, pass rank=0, world_size=1"
+            "this EchoLoader was created before torch.distributed was initialized, so every rank would read "
+            "all examples; create it after init_process_group, Accelerator() or fabric.launch(), or in "
+            "Lightning's train_dataloader(), or pass rank=0, world_size=1 if every rank should read all"
         )
 
 
@@ -337,9 +335,5 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any) -> str:
     shuffle = given.get("shuffle")
     if shuffle is None:
         return order
-    refuse(
-        (shuffle and sampler is not None)
-        or (bool(shuffle) != (order != "sequential") and order != "permutation"),
-        f"shuffle={shuffle} with order={order!r}, sampler={type(sampler).__name__}: pass only one",
-    )
-    return order if shuffle else "sequential"
+    refuse(shuffle and sampler is not None, "shuffle=True with sampler=: both set the order; pass only one")
+    return order if shuffle or order != "permutation" else "sequential"

@@ -209,16 +209,11 @@ class LoaderStats:
         """
         settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
         reader = self._pipeline.reader
-        if settings.epochs is None:
-            raise TypeError("len(EchoLoader) needs epochs=; without it, iteration is endless")
-        if settings.factor == "auto":
-            raise TypeError("len(EchoLoader) is unknown with factor='auto'; count steps instead")
+        if settings.epochs is None or settings.factor == "auto" or source.length is None:
+            raise TypeError("len(EchoLoader) needs epochs=, factor= as a number, and a source with a length")
+        end = first_index + source.length * settings.epochs
         if isinstance(reader, RandomReader):
             first_index, end = reader.span(iteration)
-        elif source.length is None:
-            raise TypeError(f"len(EchoLoader) is unknown: the wrapped {source.name} has no length")
-        else:
-            end = first_index + source.length * settings.epochs
         examples = streams.log.examples if begun else streams.log.examples.begun(first_index)
         items = examples.total(first_index, end - first_index)
         batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)

@@ -215,15 +215,10 @@ class Functions:
                 f"{name}={given!r:.80}: must be a function, got {type(given).__name__}",
             )
         one_of("buffer_format", self.buffer_format, BUFFER_FORMATS)
-        size, whole = self.settings.batch_size, self.settings.batch_size is None
+        whole = self.settings.batch_size is None
         for name in ("augment", "collate"):
             if whole and getattr(self, name) is not None:
                 refuse_with_whole_batches(name)
-        refuse(
-            self.batch_length is not None and not whole,
-            f"batch_length with batch_size={size}: batch_length measures whole batches of the source; leave "
-            "it out, or pass batch_size=None",
-        )
         refuse(
             self.buffer_format == "encoded"
             and (self.decode is None or whole or self._augments_before_buffer),

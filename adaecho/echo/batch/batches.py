@@ -200,8 +200,8 @@ class EchoedBatches:
         self._outputs: deque[tuple[int, Cursor]] = deque()  # items, each with the cursor after it
         self._upstream = position  # the cursor after the last fresh batch
         contents = stream.contents(position.batches)
-        self._stage.resume(position.batches, position.next_number, contents, stream.numbers)
-        self._left = Counter(stream.numbers(contents.items).tolist())  # remaining repeats of each batch
+        self._stage.resume(position.batches, position.next_number, contents, stream.number)
+        self._left = Counter(stream.number(contents.items).tolist())  # remaining repeats of each batch
         self._held, self.busy_s = position.held_examples, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:

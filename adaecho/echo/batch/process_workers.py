@@ -35,8 +35,8 @@ import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.batch.batches import BatchBuilder
-from adaecho.echo.memory.pool import Examples, check_memory
-from adaecho.echo.memory.pytree import Columns, duplicate, empty, num_bytes, same_layout, stack
+from adaecho.echo.memory.pool import Examples
+from adaecho.echo.memory.pytree import Columns, duplicate, empty, same_layout, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read import Reader
@@ -322,10 +322,7 @@ class WorkerStore:
         read = fresh.examples
         singles = map(duplicate, read.examples()) if isinstance(read, Columns) else read
         self._examples.update(zip(fresh.serials.tolist(), singles, strict=True))
-        size = 0
-        if len(fresh.serials):
-            size = read.example_bytes if isinstance(read, Columns) else num_bytes(read[0])
-        return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, size, fresh.draws)
+        return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, fresh.draws)
 
     def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
         serials = items >> keyed.ECHO_BITS
@@ -362,12 +359,10 @@ class WorkerProcesses:
         number: number of processes.
         reader: the loader's reader.
         making: builds the loader's batches.
-        buffered: number of examples in the shuffle buffer.
     """
 
-    def __init__(self, number: int, reader: Reader, making: BatchBuilder, *, buffered: int) -> None:
+    def __init__(self, number: int, reader: Reader, making: BatchBuilder) -> None:
         self._number, self._reader, self._making = number, reader, making
-        self._buffered, self._example_bytes = buffered, 0
         self._left: dict[int, int] = {}  # remaining number of uses of each token
         self._all: list[WorkerProcess] = []
         self._choosing, self._closing = threading.Lock(), threading.Lock()
@@ -419,9 +414,6 @@ class WorkerProcesses:
         finally:
             with self._choosing:
                 self._reads[number] -= 1
-        if fresh.example_bytes and not self._example_bytes:
-            check_memory(self._buffered * fresh.example_bytes)
-            self._example_bytes = fresh.example_bytes
         fresh.examples = fresh.serials * self._number + number
         return fresh
 

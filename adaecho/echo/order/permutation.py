@@ -246,21 +246,15 @@ class SampledOrder(Permutation):
             sampler.generator = own
 
     def _rows(self) -> NDArray[Any]:
-        name = type(self._sampler).__name__
+        error = ValueError(
+            f"sampler={type(self._sampler).__name__}: must yield as many rows as its length, {self.length}, "
+            f"each an integer in [0, {self._num_rows}); for a BatchSampler pass its sampler, batch_size= and "
+            "drop_last="
+        )
         try:
             rows = np.fromiter(map(operator.index, self._sampler), dtype=np.int64)
-        except TypeError as error:
-            raise ValueError(
-                f"sampler={name}: the sampler must yield rows, each an integer ({error}); for a "
-                "BatchSampler pass its sampler, batch_size= and drop_last="
-            ) from error
-        if len(rows) != self.length:
-            raise ValueError(
-                f"sampler={name}: the sampler yielded {len(rows)} rows, but its length is {self.length}"
-            )
-        wrong = rows[(rows < 0) | (rows >= self._num_rows)]
-        if len(wrong):
-            raise ValueError(
-                f"sampler={name}: the sampler yielded row {wrong[0]} for a source with {self._num_rows} rows"
-            )
+        except TypeError:
+            raise error from None
+        if len(rows) != self.length or rows.min() < 0 or rows.max() >= self._num_rows:
+            raise error
         return rows

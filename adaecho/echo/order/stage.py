@@ -55,7 +55,6 @@ class FreshBlock:
             serves as the pool.
         next_index: local number of the first fresh example after the block.
         bad: the bad examples of the block.
-        example_bytes: number of bytes of one example, if the examples lie in a worker process.
         draws: whether reading the first example drew random numbers from a global generator.
     """
 
@@ -63,7 +62,6 @@ class FreshBlock:
     examples: Any
     next_index: int
     bad: list[BadExample] = field(default_factory=list)
-    example_bytes: int = 0
     draws: bool = False
 
 

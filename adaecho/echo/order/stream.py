@@ -14,7 +14,7 @@ A cursor therefore consists of only three numbers, from which the loader can reb
 
 import math
 from bisect import bisect_left
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -344,13 +344,9 @@ class Stream:
         self.seed, self.size, self.factor = seed, size, factor
         self.rank, self.world, self.begin, self.bad = rank, world, begin, bad
 
-    def number(self, item: int) -> int:
-        """Return the local number of the fresh example to which an item refers."""
+    def number(self, item: Any) -> Any:
+        """Return the local number of the fresh example to which an item refers; also of items, int64 [n]."""
         return (item >> keyed.ECHO_BITS) // self.world
-
-    def numbers(self, items: keyed.Items) -> Rows:
-        """Return the local numbers of the fresh examples to which items refer, int64 [n]."""
-        return (items >> keyed.ECHO_BITS) // self.world
 
     def item_of(self, number: int) -> int:
         """Return the item for the first use of the example with a local number."""

@@ -40,6 +40,9 @@ class DataLoaderSource(IterableSource):
     Args:
         loader: the DataLoader.
         seed: seed of all these random numbers.
+
+    Attributes:
+        sends: whether worker processes of the DataLoader read the dataset and send the batches.
     """
 
     _remedy = (
@@ -54,18 +57,10 @@ class DataLoaderSource(IterableSource):
         self.seekable = self.knows_rows = not isinstance(loader.dataset, IterableDataset)
         self.reordered = True
         self._of_batches = loader.batch_sampler is not None
+        self._sampler: Any = loader.batch_sampler if self._of_batches else loader.sampler
+        self.sends = loader.num_workers > 0
         self._generator, self._upcoming = torch.Generator(), _Upcoming()
         self._own: DataLoader[Any] | None = None  # a copy of the DataLoader that uses the seeded indices
-
-    @property
-    def _sampler(self) -> Any:
-        """The sampler that yields the indices of each batch, or of each example if there are no batches."""
-        return self._loader.batch_sampler if self._of_batches else self._loader.sampler
-
-    @property
-    def sends(self) -> bool:
-        """Whether worker processes of the DataLoader read the dataset and send the batches."""
-        return self._loader.num_workers > 0
 
     def own_batch(self, batch: Any) -> Any:
         """Copy a batch, unless it is new memory because the DataLoader collated or received it."""

@@ -100,9 +100,6 @@ class MapSource:
         Args:
             rows: row numbers, int64 [n].
             keys: n seeds for the global generators, one for each example; empty to leave them as they are.
-
-        Raises:
-            ValueError: ``__getitems__`` did not return one example for each row.
         """
         if keys:
             return lambda position: self._seeded(int(rows[position]), keys[position])
@@ -116,11 +113,6 @@ class MapSource:
                 raise
             # Reading one by one shows which example is bad.
             return lambda position: self._dataset[int(rows[position])]
-        if len(examples) != len(rows):
-            raise ValueError(
-                f"source: {self.name}.__getitems__ returned {len(examples)} examples for {len(rows)} rows; "
-                "it must return one example for each row, in the same order"
-            )
         return examples.__getitem__
 
     def _seeded(self, row: int, key: int) -> Any:

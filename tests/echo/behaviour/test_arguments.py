@@ -135,16 +135,16 @@ def test_the_length_equals_the_number_of_batches(batched: bool, source: Any, fac
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ({"source": Rows(9)}, "needs epochs=; without it, iteration is endless"),
-        ({"source": Rows(9), "epochs": 1, "echo": "batch", "factor": "auto"}, "factor='auto'"),
-        ({"source": Stream(9), "epochs": 1}, "is unknown: the wrapped Stream has no length"),
+        {"source": Rows(9)},
+        {"source": Rows(9), "epochs": 1, "echo": "batch", "factor": "auto"},
+        {"source": Stream(9), "epochs": 1},
     ],
     ids=["endless", "automatic factor", "stream"],
 )
-def test_a_missing_length_is_explained(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+def test_a_missing_length_is_explained(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"needs epochs=, .* and a source with a length"):
         len(EchoLoader(batch_size=3, **arguments))
 
 
@@ -163,7 +163,7 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"source": 5}, "neither indexable with a length nor iterable"),
         ({"source": {"a": np.zeros(3), "b": np.zeros(4)}}, r"different lengths \(3, 4\)"),
         ({"source": Stream(9), "sampler": SequentialSampler(range(9))}, "is an iterable"),
-        ({"source": Stream(9), "shuffle": True}, "shuffle=True: Stream is an iterable.*shuffle_buffer"),
+        ({"source": Stream(9), "shuffle": True}, "Stream is an iterable.*shuffle_buffer"),
         ({"sampler": SequentialSampler(range(9)), "shuffle": True}, "pass only one"),
         (
             {"sampler": SequentialSampler(range(9)), "order": "sequential"},
@@ -171,7 +171,7 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ),
         ({"sampler": SequentialSampler(range(9)), "batch_size": None}, "with batch_size=None"),
         ({"source": {"x": np.zeros((4, 2)), "name": np.array([*"abcd"])}}, "pass numeric arrays"),
-        ({"source": Stream(9), "order": "shards"}, "order='shards': Stream is an iterable"),
+        ({"source": Stream(9), "order": "shards"}, "Stream is an iterable.*shuffle_buffer"),
         *[({name: 3}, "must be a function, got int") for name in ("decode", "collate", "collate_fn")],
         ({"augment": 3}, "augment: a int is not callable"),
         ({"augment": (max,)}, r"expected a tuple \(once, each_time\), got 1 parts"),
@@ -179,7 +179,6 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"batch_size": None, "order": "shards"}, "order='shards' with batch_size=None"),
         ({"batch_size": None, "augment": max}, "augment with batch_size=None"),
         ({"batch_size": None, "collate": list}, "collate with batch_size=None"),
-        ({"batch_size": 2, "batch_length": len}, "batch_length with batch_size=2"),
         ({"echo": "echo"}, "echo='echo': must be one of none, batch"),
         ({"factor": 2}, "echo=none repeats nothing"),
         *[
@@ -194,7 +193,6 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"shuffle_buffer": -1}, "shuffle_buffer=-1"),
         ({"batch_shuffle_buffer": 2}, "only echo=batch repeats batches"),
         ({"order": "sorted"}, "order='sorted'"),
-        ({"shuffle": True, "order": "sequential"}, "pass only one"),
         ({"epochs": 0}, "epochs=0"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
     ],

@@ -27,8 +27,7 @@ def test_a_loader_continues_after_an_error(
         iterator = iter(loader)
         with pytest.raises(ConnectionError):
             taken.extend(batch["label"].tolist() for batch in iterator)
-        outcome = "begins a new" if epochs else "continues after the last batch"
-        with pytest.raises(RuntimeError, match=rf"\(ConnectionError\); iter\(loader\) {outcome}") as caught:
+        with pytest.raises(RuntimeError, match=r"\(ConnectionError\); iter\(loader\) continues") as caught:
             next(iterator)
         assert isinstance(caught.value.__cause__, ConnectionError)
         source.bad = ()

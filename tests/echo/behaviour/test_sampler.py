@@ -61,8 +61,8 @@ class Yielding:
     ("sampler", "message"),
     [
         (Yielding(LENGTH, None), "sampler=Yielding: the sampler drew two orders for one pass.*generator"),
-        (Yielding(3, [1, 2]), "sampler=Yielding: the sampler yielded 2 rows, but its length is 3"),
-        (Yielding(2, [1, 23]), "sampler=Yielding: the sampler yielded row 23 for a source with 23 rows"),
+        (Yielding(3, [1, 2]), "sampler=Yielding: must yield as many rows as its length, 3"),
+        (Yielding(2, [1, 23]), r"Yielding: .* each an integer in \[0, 23\)"),
         (
             data.BatchSampler(data.SequentialSampler(range(9)), 3, False),
             r"for a BatchSampler pass its sampler, batch",

@@ -75,8 +75,7 @@ def test_each_rank_reads_its_shard_and_resumes_exactly(name: str, on_two_ranks: 
         assert rank["fresh"] == EPOCHS * ROWS // WORLD
         for error in rank["early"]:
             assert (
-                "RuntimeError: this EchoLoader was created before torch.distributed was initialized (2 ranks)"
-                in error
+                "RuntimeError: this EchoLoader was created before torch.distributed was initialized" in error
             )
     # The trainer averaged the gradients, so both ranks have the same weights
     assert results[0]["weight"] == results[1]["weight"]
