@@ -19,10 +19,11 @@ quickstart: $(VENV)/installed ## the main job on real digits: does echoing save 
 install: $(VENV)/installed ## make .venv for runs and figures
 dev: $(VENV)/installed-dev ## make .venv with linter, type checker and tests
 
-lint: $(VENV)/installed-dev ## formatting, lint, types, size budgets, prose
+lint: $(VENV)/installed-dev ## formatting, lint, types, imports, size budgets, prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/size.py
 	$(BIN)/python scripts/prose.py
 

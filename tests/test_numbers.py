@@ -1,5 +1,6 @@
 """Numbers in the texts and committed weights equal the committed records."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from adaecho.evaluate import evaluate
 from adaecho.figures.tables import read_tables
 from adaecho.records.files import read_json
 from adaecho.records.table import summarize
-from adaecho.records.trials import digest, read_rows
+from adaecho.records.trials import read_rows
 from experiments.evidence.decisions import decide_all
 from experiments.evidence.page import claims_page
 from experiments.evidence.predicted_time import section_of_cells
@@ -53,7 +54,9 @@ def test_every_outcome_is_what_its_trials_say(file: Path) -> None:
 def test_every_record_has_the_digests_of_its_tables(file: Path) -> None:
     digests = json.loads(file.read_text())["sha256"]
     assert digests
-    assert digests == {name: digest(file.with_name(name).read_bytes()) for name in digests}
+    assert digests == {
+        name: hashlib.sha256(file.with_name(name).read_bytes()).hexdigest() for name in digests
+    }
 
 
 def _rounded(value: Any) -> Any:

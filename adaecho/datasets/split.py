@@ -64,15 +64,11 @@ def split_indices(
     Raises:
         DataError: ``num_validation`` is None, or no training example would be left.
     """
-    if num_validation is None:
+    if num_validation is None or num_validation >= number:
+        asked = "null" if num_validation is None else num_validation
         raise DataError(
-            "data.validation_examples=null: this data has no validation split; set the number of examples "
-            f"to hold out of the {number} training examples"
-        )
-    if num_validation >= number:
-        raise DataError(
-            f"data.validation_examples={num_validation}: the training files contain {number} examples, so "
-            "none would be left to train on; hold out fewer"
+            f"data.validation_examples={asked}: this data has no validation split; set how many of its "
+            f"{number} training examples to hold out, fewer than all"
         )
     rows = np.random.default_rng(seed).permutation(number)
     return rows[:-num_validation], rows[-num_validation:]

@@ -45,7 +45,7 @@ _SLOT_BYTES = 16  # bytes in a buffer for the identity and the row of each item
 CLOSE_WAIT_S = 10.0  # longest time to wait for a call of the source
 # The pipelines to close at exit, in order of creation, each with the id of the process that created it.
 _OPEN: dict["Pipeline", int] = {}
-_TOLD_NO_FORK = (
+_NO_FORK = (
     "num_workers: the dataset, decode or augment does not declare thread_safe = True, and this platform "
     "cannot fork worker processes, so all work is inline, as with num_workers=0; declare thread_safe = True "
     "on code that threads may call in parallel, to use threads"
@@ -109,7 +109,7 @@ class Pipeline:
         self.processes = self.num_workers > 0 and (processes or not thread_safe) and can_fork()
         if self.num_workers and not (thread_safe or self.processes):
             self.num_workers = 0
-            warn_caller(_TOLD_NO_FORK)
+            warn_caller(_NO_FORK)
         refuse(
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; set num_workers= there",

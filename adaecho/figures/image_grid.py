@@ -14,7 +14,7 @@ Box = tuple[tuple[float, float, float, float], str]
 """x1, y1, x2, y2 in pixels, and a label."""
 
 Shown = tuple[Any, str, Sequence[Box] | None, Sequence[Box] | None]
-"""Image uint8 [H, W, 3], title, true boxes and predicted boxes (None for tasks without boxes)."""
+"""Image uint8 [H, W, 1 or 3], title, true boxes and predicted boxes (None for tasks without boxes)."""
 
 _TRUE, _PREDICTED = SERIES[0], SERIES[1]
 _COLUMNS = 4
@@ -43,7 +43,7 @@ def grid(shown: Sequence[Shown], path: Path) -> None:
         for axis in axes:
             axis.set_axis_off()
         for axis, (image, title, boxes, colour) in zip(axes, panels, strict=False):
-            axis.imshow(image, interpolation="nearest")
+            axis.imshow(image.squeeze(), cmap="gray", interpolation="nearest")
             axis.set_title(title, fontsize=7)
             for box in boxes:
                 _draw(axis, box, colour)

@@ -9,7 +9,7 @@ from adaecho.figures.arms import draw_ends, draw_fig3
 from adaecho.figures.curves import AS_FIG3, COST, Curve, Sweep, draw_curves, draw_lines, tuning_curves
 from adaecho.figures.style import target_words
 from adaecho.records.files import read_json
-from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, targets_of, without_target
+from adaecho.records.outcome import SETTINGS, Row, targets_of, without_target
 from adaecho.records.trials import read_rows
 
 RowsAndCurves = dict[tuple[str, str], tuple[list[Row], list[Curve]]]
@@ -61,7 +61,9 @@ def draw_table(
         which = "best trial of each search" if any(row["index"] for row in rows) else "every run"
         whose = f"{_name(first)}: {which}{over}"
         of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
-        with_settings = [of_arms[one["arm"]] | one | {"arm": arm_of_winner(one["arm"])} for one in curves]
+        # The arm <arm>_search<n> repeats the best point of an arm.
+        names = {one["arm"]: re.sub(r"_search\d+$", "", one["arm"]) for one in curves}
+        with_settings = [of_arms[one["arm"]] | one | {"arm": names[one["arm"]]} for one in curves]
         target = first["target_value"] if len(targets_of(rows)) == 1 else None
         draw_curves(with_settings, paths[1], whose, first["target_metric"], target, lines or AS_FIG3)
     if tuned := tuning_curves(rows):

@@ -190,9 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m adaecho.records.collect", description="Collect a sweep into committed tables."
     )
     parser.add_argument("folder", type=Path, help="folder of a finished sweep")
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), help="folder of the tables (results)"
-    )
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
     parser.add_argument("--command", required=True, help="the command that ran the sweep, to record it")
     options = parser.parse_args(arguments)
     with report_errors():

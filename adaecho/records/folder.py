@@ -30,18 +30,7 @@ from typing import Any
 
 from adaecho.config.identity import changes
 from adaecho.errors import FolderError, redact_urls
-from adaecho.records.files import (
-    append,
-    atomic_file,
-    dumps,
-    folder_errors,
-    read_json,
-    read_yaml,
-    whole_lines,
-    write_json,
-    write_text,
-    yaml_text,
-)
+from adaecho.records import files
 
 _OVERRIDES = "# overrides: "
 HEARTBEAT_S = 15.0
@@ -122,34 +111,32 @@ class RunFolder:
             self._lock.acquire()
         elif has_records:
             self._check_same(config)
-        with folder_errors(self.path):
+        with files.folder_errors(self.path):
             for path in (self.checkpoint.parent, self.path / "model"):
                 path.mkdir(exist_ok=True)
         # Urls are redacted because they may contain credentials.
         shown, typed = redact_urls(config), redact_urls([*overrides])
-        write_text(self._config, f"{_OVERRIDES}{dumps(typed)}\n{yaml_text(shown)}")
+        files.write_text(self._config, f"{_OVERRIDES}{files.dumps(typed)}\n{files.yaml_text(shown)}")
         path, now = self.path / "environment.json", environment or {}
         if path.exists():
-            last = read_json(path)
+            last = files.read_json(path)
             earlier = last.pop("earlier", [])
             now = {**now, "earlier": earlier if now == last else [*earlier, last]}
-        write_json(path, now)
+        files.write_json(path, now)
 
     def _check_same(self, config: dict[str, Any]) -> None:
         """Raise a FolderError that lists the differences if the recorded config is a different one."""
-        recorded = read_yaml(self._config)
-        remedy = "choose another folder (hydra.run.dir=...), or restart=true, which renames this one"
-        if lines := changes(recorded, config):
+        if lines := changes(files.read_yaml(self._config), config):
             differences = "\n  ".join(lines)
             raise FolderError(
-                f"{self.path}: contains a run with a different config:\n  {differences}\n"
-                f"Undo these changes, {remedy}"
+                f"{self.path}: contains a run with a different config:\n  {differences}\nUndo these changes, "
+                "choose another folder (hydra.run.dir=...), or restart=true, which renames this one"
             )
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``."""
         self._check_writer()
-        append(self._metrics, dumps(metrics) + "\n")
+        files.append(self._metrics, files.dumps(metrics) + "\n")
 
     def truncate_metrics(self, num_lines: int) -> None:
         """Remove all but the first ``num_lines`` lines of ``metrics.jsonl``, before a run is resumed.
@@ -159,38 +146,38 @@ class RunFolder:
         """
         self._check_writer()
         if self._metrics.exists():
-            kept = whole_lines(self._metrics)[:num_lines]
-            with folder_errors(self._metrics):
+            kept = files.whole_lines(self._metrics)[:num_lines]
+            with files.folder_errors(self._metrics):
                 os.truncate(self._metrics, sum(map(len, kept)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the evaluations so far. A last line that is not completely written is left out."""
-        return [json.loads(line) for line in whole_lines(self._metrics)]
+        return [json.loads(line) for line in files.whole_lines(self._metrics)]
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
         """Replace a binary file of the folder, such as the checkpoint or a file of weights in ``model/``."""
         self._check_writer()
-        with atomic_file(path) as file:
+        with files.atomic_file(path) as file:
             file.write(data)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace ``summary.json``."""
         self._check_writer()
-        write_json(self._summary, summary)
+        files.write_json(self._summary, summary)
 
     def read_summary(self) -> dict[str, Any] | None:
         """Return the content of ``summary.json``, or None if it has not been written yet."""
-        return read_json(self._summary) if self._summary.exists() else None
+        return files.read_json(self._summary) if self._summary.exists() else None
 
     def read_config(self) -> dict[str, Any] | None:
         """Return the recorded config as plain dicts, or None if the folder contains no run."""
-        return read_yaml(self._config) if self._config.exists() else None
+        return files.read_yaml(self._config) if self._config.exists() else None
 
     def write_traceback(self, traceback: str) -> None:
         """Append the traceback of a crash to ``traceback.txt``, with the time."""
         self._check_writer()
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        append(self.path / "traceback.txt", f"--- {stamp} ---\n{redact_urls(traceback).rstrip()}\n")
+        head = time.strftime("--- %Y-%m-%d %H:%M:%S %z ---\n")
+        files.append(self.path / "traceback.txt", f"{head}{redact_urls(traceback).rstrip()}\n")
 
     def _check_writer(self) -> None:
         if not self._lock.is_mine():
@@ -205,7 +192,7 @@ def move_aside(folder: Path) -> Path:
     number = 1
     while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
-    with folder_errors(folder):
+    with files.folder_errors(folder):
         folder.rename(old)
     return old
 
@@ -245,7 +232,7 @@ class FolderLock:
             FolderInUseError: a live process holds the lock. The message names its host and process.
             FolderError: the folder is not writable.
         """
-        with folder_errors(self.folder):
+        with files.folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:

@@ -33,8 +33,8 @@ Without a target, a row also has these keys, with the values at the end of the b
 """
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -231,10 +231,7 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
 def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
     """Group rows by search, that is by arm and repeat, in the order of first appearance."""
-    by_search: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        by_search.setdefault((row["arm"], row["repeat"]), []).append(row)
-    return by_search
+    return _grouped(rows, itemgetter("arm", "repeat"))
 
 
 def best_value(search: Iterable[Row]) -> float | None:
@@ -261,16 +258,12 @@ def _distance_at_end(row: Row) -> float | None:
 def _distance(row: Row) -> float:
     """Return a sort key for the best value of a trial, such that a smaller key is better."""
     value: float | None = row["best_value"]
-    direction = row.get("target_direction") or _by_name(row["target_metric"])
+    direction = row.get("target_direction") or usual_direction(row["target_metric"])
     return math.inf if value is None else value if direction == "min" else -value
 
 
-def direction_column(metric: str, direction: str) -> Row:
-    """Return the column ``target_direction`` for a row, or no column if the metric's name implies it."""
-    return {} if direction == _by_name(metric) else {"target_direction": direction}
-
-
-def _by_name(metric: str) -> str:
+def usual_direction(metric: str) -> str:
+    """Return the direction of a metric without a recorded ``target_direction``."""
     return "min" if metric in LESS_IS_BETTER else "max"
 
 
@@ -284,17 +277,16 @@ def lowest(costs: Iterable[int | None]) -> int | None:
     return min((cost for cost in costs if cost is not None), default=None)
 
 
-def arm_of_winner(name: str) -> str:
-    """Return the name of the arm whose best point is repeated by the arm ``<arm>_search<n>``."""
-    return re.sub(r"_search\d+$", "", name)
-
-
 def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Group rows or curves by arm, in the order of first appearance."""
-    arms: dict[str, list[Row]] = {}
+    return _grouped(rows, itemgetter("arm"))
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    groups: dict[Any, list[Row]] = {}
     for row in rows:
-        arms.setdefault(row["arm"], []).append(row)
-    return arms
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:

@@ -6,8 +6,7 @@ Costs such as the number of fresh examples are positive, and their noise is mult
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 _CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(NamedTuple):
     """The ratio of the geometric mean costs of two arms, and its 95 % confidence interval.
 
     Attributes:
@@ -29,8 +27,7 @@ class Ratio:
     high: float | None
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """The uncertainty of the difference between two means.
 
     Attributes:

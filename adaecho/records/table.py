@@ -1,10 +1,8 @@
 """Format the outcome of a sweep as a table of text, for the terminal and for Markdown pages."""
 
-import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from adaecho.records.outcome import (
     COUNTS,
@@ -21,8 +19,7 @@ from adaecho.records.outcome import (
 TERMINAL, PAGE = range(2)
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One column of the table.
 
     Attributes:
@@ -60,30 +57,11 @@ def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
         rows: the trials of the sweep.
         arms: the result of ``summarize(rows)``.
     """
-    if without_target(rows):
-        columns = _ends_columns(arms, decimals_of(validation_images(rows)))
-    else:
-        columns = _cost_columns(arms, rows)
+    columns = _ends_columns(arms) if without_target(rows) else _cost_columns(arms, rows)
     laid_out = [Column(heading, [cell(arm) for arm in arms], medium) for heading, cell, medium in columns]
     return [column for column in laid_out if set(column.cells) != {"-"}]
 
 
-def validation_images(rows: list[Row]) -> int | None:
-    """Return the number of validation images, or None if it is unknown or differs between rows."""
-    numbers = {row.get("validation_images") for row in rows}
-    return numbers.pop() if len(numbers) == 1 else None
-
-
-def decimals_of(number: int | None) -> int:
-    """Return how many decimals of an accuracy are meaningful, given the number of validation images.
-
-    With 20 images, for example, one image changes the accuracy by 0.05, so two decimals are shown. The
-    result is at most four, and four if the number is unknown.
-    """
-    return 4 if number is None else min(max(math.ceil(math.log10(number)), 1), 4)
-
-
-_SHORT = {"fresh_examples": "fresh", "trained_examples": "trained"}
 _Columns = list[tuple[str, Callable[[Row], str], int]]
 
 
@@ -106,9 +84,9 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
     ]
 
 
-def _ends_columns(arms: list[Row], decimals: int) -> _Columns:
+def _ends_columns(arms: list[Row]) -> _Columns:
     columns: _Columns = [("arm", _text("arm"), TERMINAL)]
-    form = f".{decimals}f"
+    form = ".4f"
     metrics = [key for key in (arms[0] if arms else {}) if key.startswith("final_")]
     for number, key in enumerate(metrics):
         medium = TERMINAL if number < 2 else PAGE  # a terminal has no room for detection's six metrics
@@ -119,7 +97,7 @@ def _ends_columns(arms: list[Row], decimals: int) -> _Columns:
     return [
         *columns,
         ("best", _mean("best_value", form), PAGE),
-        *((_SHORT.get(key, key).replace("_", " "), _mean(key, ",.0f"), TERMINAL) for key in COUNTS),
+        *((key.removesuffix("_examples"), _mean(key, ",.0f"), TERMINAL) for key in COUNTS),
         ("mean gain", _mean("mean_gain", ".2f"), TERMINAL),
         ("runs", _text("runs"), TERMINAL),
         ("diverged", _text("diverged"), TERMINAL),

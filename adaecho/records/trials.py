@@ -12,8 +12,6 @@ To keep the file small, the table names each column once, and it stores a column
 sweep contains the same rows as a plain list of dicts. ``read_rows`` reads both formats.
 """
 
-import hashlib
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -42,22 +40,6 @@ class Status(StrEnum):
 # A run with one of these statuses is complete and is never continued.
 FINISHED = frozenset({Status.REACHED, Status.BUDGET_SPENT, Status.DIVERGED, Status.PRUNED})
 ENDED = FINISHED | {Status.FAILED}  # the run is over; if it failed, a new attempt may continue it
-
-
-def digest(table: bytes) -> str:
-    """Return the SHA-256 digest of these bytes in hexadecimal."""
-    return hashlib.sha256(table).hexdigest()
-
-
-def check_metric(name: object) -> str:
-    """Check the name of a metric, which becomes part of the column name ``final_<metric>``, and return it.
-
-    Raises:
-        ValueError: the name is not a string of 1 to 200 allowed characters. The message lists them.
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"[\w .+=/@()%,&'-]{1,200}", name):
-        raise ValueError(f"metric {name!r}: use letters, digits, blanks, ._-+=/@()%,& and '")
-    return name
 
 
 def table_text(rows: list[Row]) -> str:

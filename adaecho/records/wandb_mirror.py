@@ -30,6 +30,7 @@ from adaecho.records.trials import Status
 FINISH_WAIT_S = 60.0
 _UPLOAD_WAIT_S = 45
 _POLL_S = 1.0
+_ID_FILE = "wandb_id"
 
 
 @contextmanager
@@ -72,7 +73,7 @@ class Mirror:
     def __init__(self, folder: Path, root: Path, where: dict[str, Any]) -> None:
         import wandb
 
-        self._folder, self._id, self._sent = folder, _id_file(folder), 0
+        self._folder, self._id, self._sent = folder, folder / _ID_FILE, 0
         if not self._id.exists():
             write_text(self._id, uuid.uuid4().hex[:12])
         os.utime(self._id, (0, 0))  # marks the folder as not mirrored until ``finish`` is called
@@ -117,10 +118,6 @@ class Mirror:
         self._id.touch()
 
 
-def _id_file(folder: Path) -> Path:
-    return folder / "wandb_id"
-
-
 def _is_sweep(folder: Path) -> bool:
     return (folder / "design.json").exists()
 
@@ -128,7 +125,8 @@ def _is_sweep(folder: Path) -> bool:
 def _has_news(folder: Path) -> bool:
     """Return whether the records of a folder have changed since it was last mirrored."""
     records = [path for name in ("summary.json", "outcome.json") if (path := folder / name).exists()]
-    mirrored = _id_file(folder).stat().st_mtime_ns if _id_file(folder).exists() else 0
+    id_file = folder / _ID_FILE
+    mirrored = id_file.stat().st_mtime_ns if id_file.exists() else 0
     return any(path.stat().st_mtime_ns > mirrored for path in records)
 
 

@@ -21,7 +21,7 @@ from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, ExampleError
 from adaecho.models.images import Normalise, cifar_resnet
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import classifier, decode_labelled, predictions_in_memory
+from adaecho.tasks.images import DecodeLabelled, classifier, predictions_in_memory
 from adaecho.tasks.options import Cifar10Options as Options
 from adaecho.transforms.small_images import Images, PadCropFlip
 
@@ -120,12 +120,12 @@ def _streamed(config: Config, options: Options) -> dict[str, Any]:
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
-    """Decode an example of a shard to ``image``, uint8 [32, 32, 3], and ``label`` (see ``decode_labelled``).
+    """Decode an example of a shard to ``image``, uint8 [32, 32, 3], and ``label`` (see ``DecodeLabelled``).
 
     Raises:
         ExampleError: the image is missing, corrupt or not 32x32 pixels, or the label is not one of 0 to 9.
     """
-    decoded = decode_labelled(example, storage.NUM_CLASSES)
+    decoded = DecodeLabelled(storage.NUM_CLASSES)(example)
     height, width, _ = decoded["image"].shape
     if (height, width) != (storage.SIDE, storage.SIDE):
         raise ExampleError(f"the image has {height}x{width} pixels, expected {storage.SIDE}x{storage.SIDE}")

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -36,42 +35,36 @@ _FIELDS = ("jpg", "jpeg", "png", "webp")  # file extensions of images in tar sha
 
 @dataclass(frozen=True)
 class DecodeLabelled:
-    """Decodes an example with an encoded image and a class label; see ``decode_labelled``."""
+    """Decodes an example of any kind of source to ``image``, uint8 [H, W, 3], and ``label``.
+
+    Attributes:
+        num_classes: number of classes. Labels are 0 to ``num_classes`` - 1.
+        decode: function that decodes the image.
+    """
 
     num_classes: int
     decode: Callable[[Any], Any] = decode_image
     thread_safe: ClassVar[bool] = True
 
+    @about_one_example()
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        return decode_labelled(example, self.num_classes, self.decode)
+        if "__key__" in example:
+            field = next(filter(example.__contains__, _FIELDS), None)
+            if field is None or "cls" not in example:
+                raise ValueError(
+                    f"{example['__key__']} lacks an image ({', '.join(_FIELDS)}) or its label (cls): the "
+                    "files of one example must be adjacent in the archive (tar --sort=name)"
+                )
+            image, label = example[field], int(example["cls"])
+        else:
+            image, label = example["image"], example["label"]
+        if label is None or not 0 <= label < self.num_classes:
+            raise ValueError(f"its label {label} is not one of 0 to {self.num_classes - 1}")
+        return {"image": self.decode(image), "label": np.int64(label)}
 
     def for_augment(self, augment: Any) -> "DecodeLabelled":
         """Return a faster decoder, which decodes only as much of the image as ``augment`` needs."""
         return replace(self, decode=decoder_for(augment, "image"))
-
-
-@about_one_example()
-def decode_labelled(
-    example: dict[str, Any], num_classes: int, decode: Callable[[Any], Any] = decode_image
-) -> dict[str, Any]:
-    """Decode an example of any kind of source to ``image``, uint8 [H, W, 3], and ``label``.
-
-    Raises:
-        ExampleError: the image is missing or corrupt, or the label is not one of 0 to ``num_classes`` - 1.
-    """
-    if "__key__" in example:
-        field = next(filter(example.__contains__, _FIELDS), None)
-        if field is None or "cls" not in example:
-            raise ValueError(
-                f"{example['__key__']} lacks an image ({', '.join(_FIELDS)}) or its label (cls): the files "
-                "of one example must be adjacent in the archive (tar --sort=name)"
-            )
-        image, label = example[field], int(example["cls"])
-    else:
-        image, label = example["image"], example["label"]
-    if label is None or not 0 <= label < num_classes:
-        raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
-    return {"image": decode(image), "label": np.int64(label)}
 
 
 def classifier(
@@ -98,7 +91,7 @@ def classifier(
     return Task(
         metrics={"accuracy": "max", "cross_entropy": "min"},
         loss=partial(cross_entropy, label_smoothing=label_smoothing),
-        weight=num_images,
+        weight=lambda batch: len(batch["label"]),
         evaluate=evaluate,
         pictures=pictures,
         **others,
@@ -112,11 +105,6 @@ def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) 
         model(batch["image"]).float(), labels, reduction="sum", label_smoothing=label_smoothing
     )
     return total, len(labels)
-
-
-def num_images(batch: Batch) -> float:
-    """Return the weight of a batch that ``cross_entropy`` returns, which is the number of images."""
-    return len(batch["label"])
 
 
 def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> Predictions:
@@ -149,15 +137,7 @@ def mistakes(predictions: Iterable[Prediction], names: Sequence[str] = ()) -> It
     for images, labels, logits in predictions:
         for image, label, predicted in zip(images, labels.tolist(), logits.argmax(1).tolist(), strict=True):
             if label != predicted:
-                yield Picture(_as_color(image), f"{name(predicted)}, true {name(label)}")
-
-
-def _as_color(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Convert a gray image to three channels, and scale it to the full range of brightness."""
-    if image.shape[-1] == 3:
-        return image
-    bright = image.astype(float) * (255 / max(int(image.max()), 1))
-    return np.repeat(bright.astype(np.uint8), 3, axis=-1)
+                yield Picture(image, f"{name(predicted)}, true {name(label)}")
 
 
 def classification_metrics(

@@ -20,7 +20,7 @@ from adaecho.errors import FolderError, print_line, redact_urls, warn, with_note
 from adaecho.ranks import SINGLE_PROCESS, DistributedContext, explained
 from adaecho.records.environment import environment
 from adaecho.records.folder import FolderInUseError, RunFolder
-from adaecho.records.outcome import direction_column
+from adaecho.records.outcome import usual_direction
 from adaecho.records.trials import FINISHED, Status
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
@@ -253,6 +253,7 @@ class _Trial:
     def _summary(self, status: str) -> dict[str, Any]:
         trainer, metric = self.trainer, self.config.target.metric
         loader, progress = trainer.loader, trainer.progress
+        direction = trainer.task.metrics[metric]
         changes = {"echo_factor_changes": [list(change) for change in loader.factor_changes]}
         return {
             **_describe(self.config),
@@ -262,7 +263,7 @@ class _Trial:
             "precision": trainer.precision,
             "to_target": progress.to_target,
             "best": progress.best,
-            **direction_column(metric, trainer.task.metrics[metric]),
+            **({} if direction == usual_direction(metric) else {"target_direction": direction}),
             **({} if self.ranks.is_alone else {"ranks": self.ranks.world_size}),
             **trainer.gain(),
             "fresh_examples": progress.fresh_examples,

@@ -23,8 +23,8 @@ def test_every_example_is_on_one_side_with_its_own_label() -> None:
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (20, r"data\.validation_examples=20: the training files contain 20"),
-        (None, r"data\.validation_examples=null: .* of the 20 training examples"),
+        (20, r"data\.validation_examples=20: .* of its 20 training examples"),
+        (None, r"data\.validation_examples=null: .* of its 20 training examples"),
     ],
 )
 def test_wrong_numbers_are_refused(number: int | None, message: str) -> None:

@@ -6,11 +6,9 @@ import pytest
 from PIL import Image
 
 from adaecho.figures.__main__ import draw_all, main
-from adaecho.figures.arms import caption_of_dots, colours, draw_fig3
-from adaecho.figures.curves import Sweep, caption_of_costs, draw_curves, mean_and_band, tuning_curves
+from adaecho.figures.arms import caption_of_dots, draw_fig3
+from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.report import boundary_note
-from adaecho.figures.style import SERIES
-from adaecho.figures.style import VARIANTS as LOOKS
 from adaecho.figures.tables import draw_table
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.records.table import summarize
@@ -111,12 +109,6 @@ def test_fig3_names_arms_that_missed_the_target(fig3):
     assert (dots(alone), words(alone)) == ([], ["target not reached"])
 
 
-def test_fig3_names_arms_that_share_variant_and_factor(fig3):
-    rows = rows_of("buffer_1k", "batch", 2, [100]) + rows_of("buffer_10k", "batch", 2, [200])
-    axes = fig3(rows + rows_of("auto", "batch", "auto", [300]))
-    assert rows_named(axes) == ["buffer 1k", "buffer 10k", "batch, e = auto"]
-
-
 def test_the_report_names_best_points_at_the_end_of_an_axis():
     arms = [
         {"arm": "a", "reached": 5, "at_edge": {"optimizer.momentum": 2, "optimizer.learning_rate": 0}},
@@ -127,21 +119,6 @@ def test_the_report_names_best_points_at_the_end_of_an_axis():
     )
     assert boundary_note(arms[1:]) == "Best points in the outermost 5 % of an axis: none."
     assert boundary_note([{"arm": "no search"}]) == ""
-
-
-@pytest.mark.parametrize(
-    ("caption", "searches", "trials", "says"),
-    [
-        (caption_of_dots, 3, 1, "Mean over 3 runs per arm; lines: min and max."),
-        (caption_of_dots, 24, 1, "Mean over 24 runs per arm; lines: 95 % interval of the mean."),
-        (caption_of_dots, 5, 100,
-         "Mean over 5 searches per arm, each by the best of 100 non-divergent trials; lines: min and max"),
-        (caption_of_costs, 5, 1, "Mean over 5 runs per arm; bars: min and max."),
-    ],
-)  # fmt: skip
-def test_a_caption_states_trials_and_searches(caption, searches, trials, says):
-    arms = outcome(rows_of("baseline", "none", 1, [160] * searches, trials=trials))
-    assert caption(arms).startswith(says)
 
 
 def test_each_panel_has_each_search_once_and_shows_accuracy_as_error(tmp_path, drawn):
@@ -184,26 +161,6 @@ def test_a_tuning_curve_is_the_best_of_the_first_trials(tmp_path, drawn):
     assert draw(rows, [], tmp_path, "x") == ["x.png", "x_tuning.png"]
     assert drawn[1].axes[0].get_ylabel() == "fresh examples to the target"
     assert drawn[1].axes[0].get_xlabel() == "trials of the search"
-
-
-def test_the_sweep_decides_panels_and_lines(tmp_path, drawn):
-    curves = [
-        echoed(factor, f"_{size}") | {"batch_size": size} for factor in (1, 2, 4, 8) for size in (32, 128)
-    ]
-    draw_curves(curves, tmp_path / "c.png", "d", "accuracy", 0.97, Sweep("echo_factor", lines="batch_size"))
-    panels = [axes for axes in drawn[0].axes if axes.axison]
-    assert [axes.get_title("center") for axes in panels] == ["e = 1", "e = 2", "e = 4", "e = 8"]
-    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["batch size 32", "batch size 128"]
-
-
-def test_arms_of_one_colour_have_different_dashes_and_a_legend(tmp_path, drawn):
-    curves = [echoed(factor, f"_of{size}") for factor in (1, 2) for size in (359, 718, 1437)]
-    draw_curves(curves, tmp_path / "c.png", "d", "accuracy", None)
-    for factor, axes in enumerate(drawn[0].axes, start=1):
-        names = [text.get_text() for text in axes.get_legend().texts]
-        assert names == [f"e{factor} of{size}" for size in (359, 718, 1437)]
-        assert len({str(line._dash_pattern) for line in axes.lines if len(line.get_xdata()) == 2}) == 3
-    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["baseline", "batch echoing"]
 
 
 @pytest.mark.parametrize(
@@ -295,11 +252,3 @@ def test_a_sweep_over_tasks_has_a_figure_of_each_metric(tmp_path, drawn):
     assert drawn[1].axes[0].get_ylabel() == "validation error (log)"
     assert drawn[3].axes[0].get_ylabel() == "validation cross entropy, nats"
     assert drawn[3].axes[0].lines[0].get_ydata().tolist() == [5.9]
-
-
-def test_a_colour_means_the_same_in_every_figure():
-    """Curves of named arms also have the colours of their variants."""
-    kinds = {"baseline": "none", "batch_e2": "batch", "example_e2": "example", "example_e4": "example"}
-    arms = [{"arm": arm, "echo_variant": variant} for arm, variant in kinds.items()]
-    assert colours(arms) == {arm: LOOKS[variant][1] for arm, variant in kinds.items()}
-    assert not {*SERIES} & {colour for _, colour in LOOKS.values()}

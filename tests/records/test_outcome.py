@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from adaecho.records.outcome import best_trials, direction_column, ends, outcome, ratio_words, without_target
+from adaecho.records.outcome import best_trials, ends, outcome, ratio_words, without_target
 from adaecho.records.statistics import Ratio, cost_ratio
 
 _repeats = count()
@@ -249,10 +249,8 @@ def test_the_best_trial_represents_a_search_in_both_directions():
 
 
 def test_a_row_has_the_direction_if_the_name_of_the_metric_does_not_tell():
-    assert direction_column("error_rate", "min") == {"target_direction": "min"}
-    assert direction_column("accuracy", "max") == direction_column("cross_entropy", "min") == {}
     rows = [run("a", 1.0, repeat=0, index=i, best_value=value) for i, value in enumerate((0.8, 0.1, 0.4))]
-    rows = [{**row, "target_metric": "error_rate", **direction_column("error_rate", "min")} for row in rows]
+    rows = [{**row, "target_metric": "error_rate", "target_direction": "min"} for row in rows]
     assert [row["best_value"] for row in best_trials(rows).values()] == [0.1]
 
 

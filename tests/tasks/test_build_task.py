@@ -103,7 +103,6 @@ def test_its_options_are_checked(command: Command, override: str, message: str) 
 
 MISTAKES = {
     "a direction": ('"max"}', '"maximize"}', "metrics has 'maximize' for accuracy; use 'max'"),
-    "a name with markup": ('"max"}', '"max", "a[x]": "max"}', "metric 'a[x]': use letters"),
     "another metric": ('{"accuracy": float', '{"acc": float', "evaluate returned {'acc': "),
     "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned 0.5, expected"),
     "nothing to train": ("nn.Sequential(\n", "nn.Identity(\n", "model has nothing to train"),

@@ -45,7 +45,7 @@ def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layo
 
 def test_images_are_held_out_if_there_is_no_validation_split(compose_config: Compose, tmp_path: Path) -> None:
     write_folders(tmp_path, {".": range(9)})
-    with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of the 9 training"):
+    with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of its 9 training"):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
     assert {key: value for key, value in task.facts.items() if key != FILES} == {

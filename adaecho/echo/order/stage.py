@@ -37,7 +37,7 @@ class BadExample:
     row: int | None
     where: str = ""
 
-    def told(self, note: str) -> Exception:
+    def noted(self, note: str) -> Exception:
         """Return the error after adding a note, and the traceback text if a worker process raised it."""
         self.error.add_note(note)
         if self.where:

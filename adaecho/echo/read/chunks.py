@@ -83,13 +83,13 @@ class BadExamples:
         self._in_a_row = 0 if len(chunk.serials) else self._in_a_row + len(chunk.bad)
         for bad in chunk.bad:
             if self._in_a_row > 2 * self._budget + _HOPELESS:
-                raise bad.told(f"while reading {bad.origin}; the last {self._in_a_row} examples were all bad")
+                raise bad.noted(f"while reading {bad.origin}; the last {self._in_a_row} examples were bad")
             self.numbers.append(bad.index)
             if bad.row is not None and any(known["row"] == bad.row for known in self.found):
                 continue
             self.found.append({"index": bad.index, "origin": bad.origin, "error": bad.reason, "row": bad.row})
             if len(self.found) > self._budget:
-                raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
+                raise bad.noted(f"while reading {bad.origin}; {self._explanation()}")
 
     def go_back(self, index: int) -> None:
         """Remove the entries from local number ``index`` on, which were found by reading ahead."""
@@ -268,7 +268,7 @@ class PrefetchQueue:
         chunk = self.map.get()
         assert chunk is not None
         for bad in chunk.bad:
-            raise bad.told(f"while reading {bad.origin} again for the buffer; the first read succeeded")
+            raise bad.noted(f"while reading {bad.origin} again for the buffer; the first read succeeded")
         return chunk
 
     def take(self, count: int) -> FreshBlock | None:
@@ -281,7 +281,7 @@ class PrefetchQueue:
         chunk = self.map.get()
         if chunk is None and self._first_bad is not None and not self._has_good:
             bad = self._first_bad
-            raise bad.told(f"while reading {bad.origin}; all {self.examples} examples were bad")
+            raise bad.noted(f"while reading {bad.origin}; all {self.examples} examples were bad")
         if chunk is not None:
             self._has_good |= len(chunk.serials) > 0
             self._first_bad = self._first_bad or next(iter(chunk.bad), None)

@@ -128,12 +128,12 @@ class IterableSource:
         """Return the position of the iterator of the current pass; () if unknown."""
         if self.seekable:
             return tuple(operator.index(part) for part in iterator.position)
-        return () if self._methods is None else _told(self._methods)
+        return () if self._methods is None else _saved(self._methods)
 
     def position_after_pass(self) -> Position:
         """Return the position between the completed pass and the next one; () if unknown."""
         methods = position_methods(self._source)
-        return () if methods is None or self._methods is None else _told(methods)
+        return () if methods is None or self._methods is None else _saved(methods)
 
     def rows(self, iterator: Any) -> int:  # noqa: ARG002 (of an adapter that knows them)
         """Return a digest of the rows that the iterator has yielded; 0 if the rows are unknown."""
@@ -215,7 +215,7 @@ PositionMethods = tuple[Callable[[], Any], Callable[[Any], Any]]
 """A function that returns a position, and a function that restores it."""
 
 
-def _told(methods: PositionMethods) -> Position:
+def _saved(methods: PositionMethods) -> Position:
     return {"own": copy.deepcopy(methods[0]())}  # copied, because the source may still write into it
 
 

@@ -82,7 +82,7 @@ class MapSource:
     If the dataset declares ``thread_safe = True``, threads read it, many rows at once if it has
     ``__getitems__(rows)``. Reading must then not change shared state such as an open file, a cache or a
     global generator. Other datasets are read as in a DataLoader: in worker processes, or in the calling
-    thread without workers. If such a dataset draws from the global generators, the loader seeds them before
+    thread without workers. If one of these draws from the global generators, the loader seeds them before
     each example, so that random numbers depend neither on the number of workers nor on a resume.
     """
 

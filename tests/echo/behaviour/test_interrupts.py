@@ -189,7 +189,6 @@ def test_requesting_a_batch_ends_the_pause_of_the_same_thread() -> None:
         assert len(others) == 8
         with loader.paused(), loader.paused():
             assert len(list(islice(iterator, 8))) == 8
-        assert len(list(islice(iterator, 8))) == 8
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
