@@ -1,4 +1,4 @@
-"""Print the two tables of schedule_clock's page: ``python -m experiments.schedule_clock.cells``."""
+"""Print the ratios of schedule_clock: ``python -m experiments.schedule_clock.cells``."""
 
 import itertools
 import math
