@@ -1,10 +1,11 @@
 """``python -m adaecho.evaluate RUN``: measure the saved weights of a run, and compare with its records.
 
-The command measures the final weights on every split that the run measured, or, with ``--weights best``, the
-weights of the best evaluation on the validation split. Overrides of the run's config may follow the folder,
-for example ``data.path=FOLDER`` if the data has moved, ``task.validation_path=``, ``evaluate.batch_size=`` or
-``device=``. With the same machine and data, the results equal the records exactly. A different processor,
-number of ``threads`` or batch size changes the rounding.
+By default the command measures the final weights on every split that the run measured. With
+``--weights best``, it measures the weights of the best evaluation, on the validation split only. Overrides of
+the run's config may follow the folder, for example ``data.path=FOLDER`` if the data has moved,
+``task.validation_path=``, ``evaluate.batch_size=`` or ``device=``. With the same machine and data, the
+results equal the records exactly. A different processor, number of ``threads`` or batch size changes the
+rounding.
 """
 
 import argparse

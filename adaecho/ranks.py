@@ -1,9 +1,9 @@
 """Communication between the ranks of one run.
 
 Each rank is a process that reads its share of the data, and all ranks take each step together. Counts,
-signals and metrics are exchanged between CPUs by gloo, so that this never waits for a GPU. Gradients and
-statistics use the backend of their device. Every method is collective, that is, all ranks must call it in the
-same order. If a run has a single process, nothing is sent.
+signals and metrics are exchanged between CPUs by gloo, so the exchange never waits for a GPU. Gradients and
+AdaScale's statistics use the backend of their device. Every method is collective: all ranks must call the
+same methods in the same order. If a run has a single process, nothing is sent.
 """
 
 import os

@@ -86,10 +86,11 @@ def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
 
 
 def cli() -> None:
-    """Run ``main``, and end with a message and an exit code that tell the user what happened.
+    """Run ``main``, and end with a message and an exit code that report the outcome.
 
-    The code is 0 if the run has an outcome, even if it diverged, and 130 if it was interrupted. It is 2 after
-    an error that the user can fix, with one message, and 1 after a crash, with a traceback.
+    The code is 0 if the run has a result, even if training diverged, and 130 if the run was interrupted.
+    After an error that the user can fix, one message is printed and the code is 2. After a crash, a traceback
+    is printed and the code is 1.
     """
     # Without this variable, Hydra would shorten tracebacks.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")

@@ -1,10 +1,12 @@
 """Compare the step time of AdaScale, and of FairScale's AdaScale if installed, with that of plain SGD.
 
-All of them accumulate the same number of gradients. Every round takes one step with each optimizer, in
-rotating order, and each optimizer has a separate model. A ratio compares a step with the plain step of the
-same round. On a CPU, the unit is CPU seconds of one thread, because a busy machine changes these least. On a
-GPU, the steps use fused SGD with the learning rate on the device, and are measured by wall time. The images
-are synthetic.
+All optimizers accumulate the same number of gradients, and each optimizer has a separate model. Every round
+takes one step with each optimizer, in rotating order. A ratio compares a step with the plain SGD step of the
+same round.
+
+On a CPU, the unit is CPU seconds of one thread, because other work on the machine affects these least. On a
+GPU, the steps use fused SGD with the learning rate on the device, and the unit is wall time. The images are
+synthetic.
 
 Run: python -m benchmarks.adascale_step_time
 """

@@ -1,9 +1,14 @@
 """Compare EchoLoader with DataLoader on map-style datasets with and without ``thread_safe = True``.
 
-The sides take turns. Undeclared datasets are read by two forked processes, and declared ones by two threads.
-There are three datasets: the records of a file that each process opens at its first read, JPEG photographs
-that are decoded in ``__getitem__``, and a store that answers after 5 ms. The record counts wrong examples.
-The file is not thread-safe, so its declared row shows what a false declaration does.
+The loaders take turns. EchoLoader reads datasets without this declaration in two forked processes, and
+declared datasets in two threads. There are three datasets:
+
+* the records of a file that each process opens at its first read,
+* JPEG photographs that are decoded in ``__getitem__``,
+* a store that answers after 5 ms.
+
+The record counts wrong examples. The file is not thread-safe, so its declared row shows the effect of a false
+declaration.
 
     python -m benchmarks.dataset_in_threads
 """

@@ -1,8 +1,8 @@
 """Compare EchoLoader with DataLoader, tf.data, SPDL and Grain on photographs, on all cores.
 
-The sides take turns. The JPEGs are encoded in memory. Every side returns uint8 batches of 64 after a random
-resized crop to 224 pixels, a horizontal flip, and a jitter of brightness, contrast and saturation by 0.4. A
-ratio is a median over rounds, of training examples per second and per CPU second, so repeats count.
+The loaders take turns. The JPEGs are held in memory. Every loader returns uint8 batches of 64 after a random
+resized crop to 224 pixels, a horizontal flip, and a jitter of brightness, contrast and saturation by 0.4.
+Rates are training examples per second and per CPU second, so repeats count. A ratio is a median over rounds.
 
 * DataLoader and Grain use 2 worker processes and Pillow, and SPDL uses 2 threads and FFmpeg. They resize with
   antialiasing.

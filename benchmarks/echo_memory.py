@@ -1,7 +1,7 @@
 """Measure the memory of a shuffle buffer of 10^6 token examples, relative to their raw bytes, and its growth.
 
-An example is 128 int32 numbers. The echo variant is example_after_augmentation, whose buffer contains
-augmented copies. The growth is that of the process's resident memory after the buffer has reached
+An example is 128 int32 numbers. The echo variant is example_after_augmentation, so the buffer contains
+augmented copies. The growth is the growth of the process's resident memory after the buffer has reached
 equilibrium.
 
     python -m benchmarks.echo_memory

@@ -1,8 +1,8 @@
 """Compare EchoLoader with DataLoader and tf.data on CIFAR-sized arrays, in examples per second.
 
-The sides take turns. Every side returns uint8 batches of 128 after zero padding, random crop and flip. A
-ratio is a median over rounds. Measure on an idle machine, because other work slows the sides that use all
-cores more than the others.
+The sides of the comparison take turns. Every side returns uint8 batches of 128 after zero padding, random
+crop and flip. A ratio is a median over rounds. Measure on an idle machine, because other work slows the sides
+that use all cores more than the others.
 
 * EchoLoader uses one background thread.
 * DataLoader uses 2 workers, with torchvision v2 on tensors, which is faster than on PIL images.
@@ -10,9 +10,9 @@ cores more than the others.
 * tf.data echoes by the paper's snippet (section 2).
 
 At e = 2, batch echo prepares only half of its batches, so its rate is at most twice the rate without echo.
-tf.data reaches this limit, because its repeats are read-only arrays that share their memory. A repeat of
-EchoLoader is a copy, because the training loop may change it. The record has the time of such a copy, and the
-row "batch, copies free" has twice the rate without echo.
+tf.data reaches this limit, because its repeats are read-only arrays that share their memory. EchoLoader
+copies each repeat, because the training loop may change it. The record contains the time of this copy. In the
+row "batch, copies free", copies take no time, so its rate is twice the rate without echo.
 
     pip install tensorflow-cpu    # optional; in a different environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays
@@ -93,7 +93,10 @@ def echo_loader(source: dict[str, Any], echo: str) -> Batches:
 
 
 def copy_us(source: dict[str, Any]) -> float:
-    """Return the CPU microseconds to copy a batch that is in no cache, into memory that was in use before."""
+    """Return the CPU time, in microseconds, to copy a batch.
+
+    The source is in no CPU cache, and the destination is memory that was in use before.
+    """
     batches = source["image"][: 128 * BATCH_SIZE].reshape(128, BATCH_SIZE, -1)
     into, spent = np.zeros_like(batches), []
     for batch, copy in zip(batches, into, strict=True):

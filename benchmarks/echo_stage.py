@@ -1,16 +1,18 @@
 """Measure how much time the echo stage costs.
 
-There are three comparisons, which the list below describes.
+The benchmark makes three comparisons.
 
     python -m benchmarks.echo_stage
 
-* throttled: the storage delivers at most one batch per t_upstream, so that R = 6, and the echoing factor e is
-  5. The ratio is the wall time per fresh batch divided by the ideal, max(t_upstream, 5 t_downstream).
-* free: the upstream runs at full speed, with e = 2. The ratio is to the same steps on batches in memory.
-* python_bound: a step takes 10 ms of pure Python, while the loader's thread works too. The ratio is to the
-  step alone.
+* throttled: the storage delivers at most one batch per t_upstream, so that R = t_upstream / t_downstream = 6.
+  The echoing factor e is 5. The ratio is the wall time per fresh batch divided by the ideal, max(t_upstream,
+  5 t_downstream).
+* free: the upstream (reading and decoding) runs at full speed, with e = 2. The ratio compares the loop with
+  the same steps on batches in memory.
+* python_bound: a step takes 10 ms of pure Python, while the loader's thread works too. The ratio compares the
+  loop with the step alone.
 
-The two sides alternate, and a ratio is the median over turns.
+The two sides of a comparison alternate, and a ratio is the median over turns.
 """
 
 import itertools
@@ -116,8 +118,8 @@ def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
 def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
     """Return the median ratio over pairs of short turns of 50 steps.
 
-    The turns are short, so that other work on the machine slows both turns of a pair. Between its turns, the
-    loader's queues are full and its threads wait.
+    The turns are short, so that other work on the machine slows both turns of a pair. Between turns of the
+    loader, its queues are full and its threads wait.
     """
     _timed(with_loader, 50)
     return statistics.median(_timed(with_loader, 50) / _timed(without, 50) for _ in range(pairs))

@@ -1,10 +1,13 @@
 """Measure the seconds from the construction of a loader to its first batch, for EchoLoader and DataLoader.
 
-The loaders take turns. Small images are 50,000 arrays of 32x32 pixels in memory, in batches of 128.
-Photographs are JPEGs of 500x375 pixels in memory, in batches of 64, after a random resized crop to 224 pixels
-and a flip. DataLoader shuffles by a permutation, and so does EchoLoader with ``shuffle_buffer=0``. A third
-side is an EchoLoader that first fills a buffer: of 10,000 small images, as in the paper, or of 256
-photographs.
+The loaders take turns on two datasets in memory:
+
+* Small images are 50,000 arrays of 32x32 pixels, in batches of 128.
+* Photographs are JPEGs of 500x375 pixels, in batches of 64, after a random resized crop to 224 pixels and a
+  flip.
+
+DataLoader shuffles by a permutation, and so does EchoLoader with ``shuffle_buffer=0``. A second EchoLoader
+first fills a shuffle buffer of 10,000 small images, as in the paper, or of 256 photographs.
 
     python -m benchmarks.first_batch
 """

@@ -1,6 +1,6 @@
 """Compare ghost batch norm with plain batch norm and with a loop over slices, forward and backward.
 
-The variants of the layer alternate, and ratios are of medians.
+The variants of the layer take turns, and a ratio compares their median times.
 
 Run: python -m benchmarks.ghost_batch_norm [threads]
 """

@@ -1,10 +1,13 @@
 """Measure the cost of ``headroom.watch`` in a loop, and the error of its R for loaders of known speed.
 
-To measure the cost, loops of steps that are busy for 5 ms run in turns with and without ``watch``. In
-addition, the time of ``watch`` per batch is measured with empty steps. To measure the error of R, a loader
-sleeps 5, 20 or 60 ms per batch, in the loop's own thread or in a worker process, and a step sleeps 20 ms. The
-reference is the time per batch of an epoch without steps, divided by the step time in the loop. All numbers
-are medians over rounds.
+R is the time to produce a batch divided by the time of a training step.
+
+To measure the cost, loops with and without ``watch`` take turns, and each step is busy for 5 ms. In addition,
+the time of ``watch`` per batch is measured with empty steps.
+
+To measure the error of R, a loader sleeps 5, 20 or 60 ms per batch, in the loop's own thread or in a worker
+process. A step sleeps 20 ms. The reference is the time per batch of an epoch without steps, divided by the
+step time in the loop. All numbers are medians over rounds.
 
     python -m benchmarks.headroom_watch
 """
@@ -64,7 +67,7 @@ def overhead(steps: int, rounds: int) -> dict[str, Any]:
 def _alone_s(loader: Iterable[int], steps: int) -> float:
     """Return the seconds per batch of an epoch without steps.
 
-    The first batch is not counted, because it waits until the workers have started.
+    The first batch is excluded, because it waits until the workers have started.
     """
     batches = iter(loader)
     next(batches)

@@ -1,10 +1,12 @@
 """Compare EchoLoader with DataLoader for an augmentation in plain Python, which holds the GIL.
 
-The sides take turns. There are three kinds of examples: a dict of eight numbers, small images (32x32) and
+The loaders take turns. There are three kinds of examples: a dict of eight numbers, small images (32x32) and
 large images (224x224). The augmentation takes 100 microseconds of Python per example. Batches have 64
-examples, and there are two workers. Undeclared code runs in forked processes, and declared code
-(``thread_safe = True``) in threads. With e = 2, EchoLoader augments each example twice without reading it
-again, while DataLoader reads it again.
+examples, and there are two workers.
+
+EchoLoader runs an augmentation that declares ``thread_safe = True`` in threads, and others in forked
+processes. With e = 2, EchoLoader augments each example twice without reading it again, while DataLoader reads
+it again.
 
     python -m benchmarks.python_augment
 """

@@ -40,7 +40,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 def _git() -> dict[str, Any] | None:
     """Return the current commit, and whether tracked files other than records differ from it.
 
-    The result is None without git.
+    The result is None if git cannot be run.
     """
     git = ["git", "--no-optional-locks", "-C", str(FOLDER.parent)]
     status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/*.json"]

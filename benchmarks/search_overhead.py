@@ -1,10 +1,12 @@
 """Measure the share of a sweep's time that is training, with workers that stay alive or a process per trial.
 
-The benchmark runs one search of digits with the usual command. Then it runs the search's first trials again,
-each in a new process, as a plain launcher does. Two trials run at a time. The share is the time that the
-trials' own timers report for training and evaluation, divided by twice the wall time. The wall time includes
-the start, the Optuna export and the final figure. Other work on the machine lengthens it, and affects the CPU
-time of all processes less.
+The benchmark runs one hyperparameter search on digits with the usual command, whose workers stay alive. Then
+it runs the search's first trials again, each in a new process, as a plain launcher does. Two trials run at a
+time.
+
+The share is the time that the trials' own timers report for training and evaluation, divided by twice the
+wall time. The wall time includes the start, the Optuna export and the final figure. Other work on the machine
+lengthens the wall time more than the CPU time of all processes, which is also reported.
 
 Run: python -m benchmarks.search_overhead
 """

@@ -1,10 +1,12 @@
 """Compare EchoLoader with WebDataset on tar shards over http, in examples per second, on all cores.
 
-Both sides take turns. They read the same shards from one server on this machine, shuffle shards and examples,
-and decode. WebDataset's WebLoader has 2 worker processes, which start curl for each shard and return tensors,
-because these are faster than batches of arrays. EchoLoader has 2 threads, and for small images also 1,
-because most of that work holds the GIL. A ratio is a median over rounds of training examples per second, so
-repeats count. Measure on two idle cores.
+The two loaders take turns. They read the same shards from one server on this machine, shuffle shards and
+examples, and decode. Rates are training examples per second, so repeats count. A ratio is a median over
+rounds. Measure on two idle cores.
+
+WebDataset's WebLoader has 2 worker processes, which start curl for each shard. They return tensors, because
+tensors are faster than batches of arrays. EchoLoader has 2 threads. For small images, it is also measured
+with 1 thread, because most of that work holds the GIL.
 
 * Small images: PNGs of 32x32 pixels become uint8 batches of 128, decoded by the same function.
 * Photographs: JPEGs become uint8 batches of 64 after an antialiased random resized crop to 224 pixels and a

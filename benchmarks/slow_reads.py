@@ -1,10 +1,12 @@
 """Measure which share of the ideal rate a loader reaches with its defaults if reads wait without using a CPU.
 
-In the ideal case, as many reads are under way as there are workers. The time of "log-normal" reads has a
-log-normal distribution with a mean of 33 ms and sigma 1. Of the "stragglers", 5 % take fifty times as long as
-the rest, with the same mean. Batches have 16 examples. With echoing before augmentation at e = 2, each
-example is in two batches, so that the ideal rate of batches doubles. An undeclared dataset is read by forked
-processes, and a declared one (``thread_safe = True``) by threads.
+In the ideal case, all workers read at the same time. There are two distributions of the read time, both with
+a mean of 33 ms. The times of "log-normal" reads have a log-normal distribution with sigma 1. Among
+"stragglers", 5 % of the reads take fifty times as long as the rest.
+
+Batches have 16 examples. With echoing before augmentation at e = 2, each example is in two batches, so the
+ideal rate of batches doubles. Forked processes read an undeclared dataset, and threads read a declared
+dataset (``thread_safe = True``).
 
     python -m benchmarks.slow_reads
 """

@@ -1,4 +1,6 @@
-"""Measure the seconds that the command needs to print a config, and to report its first step on digits.
+"""Measure how many seconds the training command needs until it has printed a config or its first step.
+
+The first step is that of a run on digits.
 
 Run: python -m benchmarks.startup
 """
@@ -21,7 +23,7 @@ COMMANDS = {
 def measure(arguments: list[str]) -> list[float]:
     """Return the wall seconds from the start of the command to its last line of output.
 
-    One warm-up run is not counted.
+    The first start is a warm-up and is not measured.
     """
     seconds = []
     for _ in range(RUNS + 1):

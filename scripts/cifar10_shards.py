@@ -1,9 +1,9 @@
 """``python scripts/cifar10_shards.py DATA INTO``: write CIFAR-10 as PNG in tar shards, for task cifar10.
 
 PNG is lossless. The files are ``train-00.tar`` and so on, ``validation.tar``, and, if the data has a test
-split, ``test.tar``. The validation split equals that of the task with the same number and seed. The training
-examples are in the random order of that split, so that each shard is a random sample. The same arguments
-always give the same bytes.
+split, ``test.tar``. The validation split equals that of the task with the same number of validation examples
+and the same seed. The training examples are in random order, so each shard is a random sample. The same
+arguments always produce byte-identical files.
 """
 
 import argparse

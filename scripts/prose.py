@@ -1,7 +1,7 @@
 """Count words and sentences that are hard to read, and fail if there are more than pyproject.toml allows.
 
-Pages, docstrings, comments and messages are counted. The script does not judge whether a text is good; its
-ceilings only prevent that texts become worse, so they may only be lowered.
+The script checks pages, docstrings, comments and messages. It does not judge whether a text is good. The
+limits in pyproject.toml only prevent texts from becoming worse, so they may only be lowered.
 """
 
 import ast

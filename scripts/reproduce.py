@@ -1,8 +1,8 @@
 """``make reproduce BUDGET_S=540``: run the next unfinished sweeps of the reproduction, within a time budget.
 
-If the budget ends during a sweep, the next call continues it. Finished sweeps are collected into
+If the budget ends during a sweep, the next call continues this sweep. Finished sweeps are collected into
 ``runs/results/``. From there, ``python -m experiments.evidence --results runs/results`` draws the figures and
-decides the claims.
+decides which of the paper's claims hold.
 
 ``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, except experiments/fig4, which needs a slow
 store; see its page.

@@ -1,7 +1,8 @@
 """Print the size of every package with its budget, and fail if a size is above its budget.
 
-The code lines of a file are the lines with tokens other than comments and docstrings. For tests, all lines
-are counted. The budgets are in pyproject.toml, [tool.adaecho.budgets], and may only be lowered.
+The size of a package is its number of code lines, which are the lines with tokens other than comments and
+docstrings. For tests, all lines are counted. The budgets are in pyproject.toml, [tool.adaecho.budgets], and
+may only be lowered.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """``python scripts/slow_store.py FOLDER``: serve a folder over http like a slow store, until Ctrl-C.
 
-Below ``/slow/``, each connection is limited to ``--kilobytes-per-s``. Below ``/fast/`` there is no limit.
-Requests may ask for a range of bytes.
+Each connection to a path below ``/slow/`` is limited to ``--kilobytes-per-s``. Paths below ``/fast/`` have no
+limit. Requests may ask for a range of bytes.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 """Pure functions that estimate AdaScale's gradient statistics and average them over steps.
 
-The notation is that of Johnson et al., "AdaScale SGD" (ICML 2020, arXiv 2007.05105), section 3 and appendix
-B.3. ``sigma^2`` is the trace of the covariance of a base-batch gradient, ``mu^2`` is the squared norm of the
-expected gradient, and the scale ``S`` is the number of base batches that one step averages.
+The notation follows Johnson et al., "AdaScale SGD" (ICML 2020, arXiv 2007.05105), section 3 and appendix B.3.
+A base batch is the batch for which the learning rate was tuned. One step averages the gradients of S base
+batches, and S is called the scale. ``sigma^2`` is the trace of the covariance of a base batch's gradient.
+``mu^2`` is the squared norm of the expected gradient.
 
-Squared norms are summed on the device in float64. All other functions work on Python floats, one per
-parameter group.
+Norms are computed on the device in float64. All other functions work on Python floats, one per parameter
+group.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +29,8 @@ _PIECE = 1 << 14
 def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """Compute the norms of the gradients of each parameter group.
 
-    There is one multi-tensor call per dtype, for any number of gradients. The norms are float64 because the
-    variance is a small difference of large sums.
+    All gradients of one dtype are processed in one multi-tensor call. The norms are float64, because the
+    variance is the small difference of two large sums of squares.
 
     Returns:
         For each group, the norms as scalars on the device, float64 (float32 on MPS). A large gradient on a
@@ -82,14 +83,14 @@ class Estimate(NamedTuple):
 def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, scale: float) -> Estimate:
     """Estimate sigma^2 and mu^2 from the individual gradients that are averaged in one step.
 
-    Let g_1, ..., g_n be the gradients of n micro-batches, which each hold S/n base batches, and G their mean.
-    Then::
+    A step averages the gradients g_1, ..., g_n of n micro-batches. Each micro-batch holds S/n base batches.
+    Let G be the mean of the gradients. Then::
 
-        v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    unbiased variance of a micro-batch gradient
-        sigma^2 = (S / n) v                            of a base-batch gradient
-        mu^2    = |G|^2 - v / n                        unbiased
+        v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    variance of a micro-batch gradient
+        sigma^2 = (S / n) v                            variance of a base-batch gradient
+        mu^2    = |G|^2 - v / n
 
-    For n = S these are the estimators of appendix B.3.
+    These estimates are unbiased before they are clipped. For n = S they are those of appendix B.3.
 
     Args:
         sum_of_squares: sum over all ranks and micro-batches of |g_i|^2.
@@ -129,10 +130,11 @@ class Averages(NamedTuple):
     def updated(self, sample: Estimate, smoothing: float, debias: bool) -> "Averages":
         """Return the averages after one more sample.
 
-        Both forms are ``average += coefficient * (x - average)`` for a sample x. With theta = ``smoothing``
-        in [0, 1), the debiased average after t samples is ``m_t / (1 - theta^t)``, where ``m_t = theta
-        m_{t-1} + (1 - theta) x_t``. The paper's form (``debias=False``, appendix B.3) is the plain mean of
-        the first 1 / (1 - theta) samples, and then an exponential average.
+        There are two forms, debiased (``debias=True``) and the paper's (``debias=False``, appendix B.3). Each
+        updates ``average += c * (x - average)`` for a sample x, with a different coefficient c. Let theta be
+        ``smoothing``, in [0, 1). The debiased average after t samples is ``m_t / (1 - theta^t)``, where
+        ``m_t = theta m_{t-1} + (1 - theta) x_t`` and m_0 = 0. The paper's form is the plain mean of the first
+        1 / (1 - theta) samples, and then an exponential average.
         """
         if debias:
             weight = smoothing * self.weight + (1 - smoothing)

@@ -49,16 +49,16 @@ class Pending(NamedTuple):
 
 
 class GradientStatistics:
-    """Averages of sigma^2 and mu^2 for each parameter group, computed by hooks on the parameters.
+    """Averages of sigma^2 and mu^2 for each parameter group, measured by hooks on the parameters.
 
-    The hooks are of ``Tensor.register_hook``, because this kind of hook gets the gradient of a single
-    micro-batch, before autograd accumulates it and before DistributedDataParallel (DDP) reduces it. Newer
-    kinds of hooks run too late: a post-accumulate-grad hook, and a DDP communication hook after
-    ``no_sync()``, get the sum of the micro-batches. The hook only keeps a reference to the gradient. The
-    norms of all gradients of a pass are computed together by one multi-tensor call.
+    A hook of ``Tensor.register_hook`` receives the gradient of a single micro-batch. It runs before autograd
+    accumulates the gradient and before DistributedDataParallel (DDP) averages it over the ranks. Newer kinds
+    of hooks run too late. A post-accumulate-grad hook, and a DDP communication hook after ``no_sync()``,
+    receive the sum of the micro-batches. The hook only stores a reference to the gradient. The norms of the
+    gradients of a pass are computed together by multi-tensor calls.
 
     A pass is one call of ``backward()`` that reaches a parameter. The averages change only in ``commit()``,
-    because GradScaler may skip the step.
+    after the step was taken, because GradScaler may skip a step.
     """
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:

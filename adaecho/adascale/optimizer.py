@@ -25,9 +25,10 @@ _PROGRESS = ("scale_invariant_steps", "schedule_steps", "skipped_steps")
 class AdaScale(Optimizer):
     """AdaScale SGD (Johnson et al., ICML 2020, arXiv 2007.05105) around ``torch.optim.SGD``.
 
-    A step that averages S base batches multiplies the learning rate by the gain r in [1, S], and counts as r
-    steps of the base schedule. A schedule that was tuned for the base batch therefore stays valid, if it is
-    read at floor(tau), where tau is the sum of the gains so far (``scale_invariant_steps``)::
+    A base batch is the batch for which the learning-rate schedule, the base schedule, was tuned. A step that
+    averages S base batches replaces r steps of the base schedule, with r in [1, S]. AdaScale estimates this
+    gain r and multiplies the learning rate by it. The sum of the gains so far is tau
+    (``scale_invariant_steps``). The base schedule therefore stays valid if it is read at floor(tau)::
 
         optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=4)
         while not optimizer.done(total_steps):              # steps of the base schedule
@@ -48,13 +49,14 @@ class AdaScale(Optimizer):
     * ``measure``: leave lr unchanged, and only measure the gain, tau and ``gradient_noise_scale``. This works
       with any optimizer.
 
-    The gain is measured when the backward pass ends, after DistributedDataParallel has averaged the
-    gradients. Therefore clipping and unscaling before ``step()`` do not change it. Each parameter group has
-    separate statistics, and its learning rate is multiplied by its own gain. tau is the sum of the gains that
-    are pooled over the groups.
+    The gain is measured when the last backward pass of a step ends, after DistributedDataParallel has
+    averaged the gradients. Clipping or unscaling the gradients before ``step()`` therefore does not change
+    the gain. Each parameter group has separate statistics, and its learning rate is multiplied by its own
+    gain. tau is the sum of pooled gains, which are computed from the statistics of all trained groups
+    together.
 
-    ``step()`` waits for the device, because it copies one small tensor from it. A backward pass holds up to
-    64 MiB of gradients longer than autograd would. Activation checkpoints need ``use_reentrant=False``.
+    ``step()`` waits for the device, because it copies one small tensor from it. AdaScale holds up to 64 MiB
+    of gradients longer than autograd would. Activation checkpoints need ``use_reentrant=False``.
 
     Args:
         optimizer: the optimizer to drive, for example SGD or torch's ``ZeroRedundancyOptimizer``.
@@ -151,10 +153,10 @@ class AdaScale(Optimizer):
         return self._settings.smoothing
 
     def gain(self, pg_idx: int | None = None) -> float:
-        """Return the gain, in [1, S], of one parameter group, or pooled over all trained groups by default.
+        """Return the gain, in [1, S], of one parameter group, or the pooled gain of all trained groups.
 
-        Between the last backward pass and ``step()``, the gain includes the pending step. Before the first
-        step it is 1. The call waits for the device.
+        The default is the pooled gain. After the last backward pass of a step, the gain already includes the
+        gradients of this step. Before the first sample it is 1. The call waits for the device.
         """
         return self._statistics.gains()[-1 if pg_idx is None else pg_idx]
 
@@ -175,7 +177,8 @@ class AdaScale(Optimizer):
         Multiplied by the number of examples in a base batch, it is the simple noise scale tr(Sigma) / |G|^2
         (McCandlish et al. 2018, arXiv 1812.06162, equation 2.9). As in their appendix A.1, sigma^2 and mu^2
         are averaged before the ratio is computed. The result is inf if mu^2 is 0, and nan before the first
-        sample. It is too low where noise dominates, because mu^2 is clipped at 0 before it is averaged.
+        sample. If noise dominates, the result is too low: estimates of mu^2 are clipped at 0 before they are
+        averaged, which makes their average too high.
         """
         variance, square = self.grad_var_avg(pg_idx), self.grad_sqr_avg(pg_idx)
         if square == 0:
@@ -268,9 +271,9 @@ class AdaScale(Optimizer):
                 group["lr"] = lr
 
     def scale_grad_by_num_grads_to_accum(self) -> None:
-        """Divide ``.grad`` by the number of backward passes per step, if the losses were not divided.
+        """Divide ``.grad`` by the number of backward passes per step.
 
-        Call it before ``step()`` if ``is_scaled_loss=False``.
+        Call this before ``step()`` if you do not divide the losses yourself (``is_scaled_loss=False``).
 
         Raises:
             RuntimeError: the losses are already divided (``is_scaled_loss=True``).
@@ -301,11 +304,11 @@ class AdaScale(Optimizer):
             self.unhook()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state with AdaScale's averages and progress in its parameter groups.
+        """Return the wrapped optimizer's state, with AdaScale's averages and progress added.
 
-        These are floats and ints under keys that begin with ``adascale_``, so
-        ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` can handle them.
-        Settings are not saved: to resume, create AdaScale with the same arguments. ``scale`` and
+        AdaScale adds floats and ints to each parameter group, under keys that begin with ``adascale_``.
+        Therefore ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` can handle
+        the state. Settings are not saved: to resume, create AdaScale with the same arguments. ``scale`` and
         ``num_gradients_to_accumulate`` may differ if the base batch is the same.
 
         Raises:
@@ -324,7 +327,7 @@ class AdaScale(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state of AdaScale, or from a state of the wrapped optimizer alone.
 
-        In the latter case the averages start from zero.
+        If the state is from the wrapped optimizer alone, the averages start from zero.
 
         Raises:
             ValueError: the parameter groups differ. The state is then unchanged.

@@ -1,6 +1,7 @@
 """The identity of a run: the part of its config that determines its results.
 
-A run can be resumed only if its identity has not changed, and a digest of the identity names its folder.
+A run can be resumed only if its identity has not changed. A digest (hash) of the identity names the run's
+folder.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
 """Choose defaults from the size of the user's data, for ``scale=images`` and ``scale=text``.
 
-The defaults of the tasks follow the paper and suit about a million images. For smaller data, ``scale=`` sets
-the validation split, batch size, shuffle buffer, evaluation interval, budget and learning rate instead.
+The usual defaults of the tasks follow the paper and suit datasets of about a million images. For smaller
+data, ``scale=`` derives the validation split, batch size, shuffle buffer, evaluation interval, budget and
+learning rate from the number of examples.
 """
 
 import functools
@@ -34,11 +35,12 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     * ``max_fresh_examples``: 10 epochs, or about 50,000 examples if that is less, but at least 2 epochs.
     * ``learning_rate``: 0.001 times the batch size.
     * ``decay_steps``: the number of batches of fresh examples in the budget.
-    * ``axes``: the learning rate from a tenth to ten times the value above, and momentum from 0.8 to 0.99.
+    * ``axes``: the search ranges. The learning rate ranges from a tenth to ten times the value above, and
+      momentum from 0.8 to 0.99.
 
-    If the user overrides the batch size, the learning rate and ``decay_steps`` follow it. If the user sets a
-    budget below two epochs, the buffer becomes an eighth of that budget, and the interval between
-    evaluations a quarter of it.
+    If the user overrides the batch size, the defaults of ``learning_rate`` and ``decay_steps`` change with
+    it. If the user sets a budget below two epochs, the shuffle buffer becomes an eighth of that budget. The
+    interval between evaluations then becomes a quarter of the budget.
 
     Raises:
         ConfigError: ``data.path`` is not set.

@@ -1,6 +1,7 @@
 """The settings of ``hydra/launcher=slurm``.
 
-Hydra imports this file for every application that is installed, so it imports only the standard library.
+Hydra imports this file in every Hydra application of the environment. To keep that import fast, the file
+imports only the standard library.
 """
 
 from dataclasses import dataclass, field

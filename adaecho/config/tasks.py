@@ -1,8 +1,8 @@
 """Find tasks and callbacks by name.
 
 A name is that of a built-in task, that of an entry point, or the dotted path of a module. The module of a
-task must have a function ``build(config, options)``. If the task has options, the module also has a dataclass
-``Options`` that extends ``TaskConfig``, and the fields of ``Options`` are the config keys ``task.*``.
+task must have a function ``build(config, options)``. If the task has options, the module also defines a
+dataclass ``Options`` that extends ``TaskConfig``. The fields of ``Options`` are the config keys ``task.*``.
 """
 
 import importlib
@@ -89,7 +89,8 @@ def find_task(name: str) -> ModuleType:
 def options_class(name: str) -> type[TaskConfig]:
     """Return the dataclass of a task's options.
 
-    The modules of built-in tasks are not imported for this, because they import torch, which takes seconds.
+    For a built-in task, the function does not import the task's module, because that would import torch,
+    which takes seconds.
 
     Raises:
         ConfigError: no such task exists (see ``find_task``), or its options do not extend ``TaskConfig``.
@@ -135,7 +136,7 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
 
 
 def module_path(name: str, group: str, expected: str) -> str:
-    """Return the dotted path of a module that is named by an entry point or by its own path.
+    """Return the dotted path of a module, given the name of an entry point or the path itself.
 
     The module is not imported.
 

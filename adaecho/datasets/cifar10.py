@@ -68,10 +68,10 @@ def find(path: str | None, decode: Decode) -> Cifar10:
 
 
 def _read_pickles(root: Path, split: Split) -> Images:
-    """Read a split of the original archive.
+    """Read a split of the original CIFAR-10 archive.
 
-    torchvision compares checksums first, so that only the original files are unpickled, which may execute
-    code.
+    Unpickling may execute code. Therefore torchvision first compares checksums, so that only the original
+    files are unpickled.
     """
     from torchvision.datasets import CIFAR10
 

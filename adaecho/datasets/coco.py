@@ -1,6 +1,6 @@
 """Read detection data in COCO's schema, in the official layout or from any folder of images and annotations.
 
-T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", 2014. The schema is described at
+Source: T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", 2014. The schema is described at
 https://cocodataset.org/#format-data.
 """
 
@@ -159,10 +159,10 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
 
 
 def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Path]:
-    """Return the paths of the listed images.
+    """Return the paths of the images that the annotation file lists.
 
-    They are looked up in the folder that contains most of them; in a tie, in the folder of the annotation
-    file.
+    The function looks for the images in the folder that contains most of them. If several folders contain
+    equally many, it uses the folder of the annotation file.
     """
     present: dict[str, Path] = {}
     folders = [top / name.format(split=word) for word in _SPLITS[split] for name in _IMAGES]

@@ -60,11 +60,11 @@ class Documents:
 
 
 def find_documents(path: str | None, *, column: str = "text", lines: bool = False) -> Documents:
-    """Find the documents of ``data.path``.
+    """Find the documents of ``data.path``, and assign each file to a split.
 
-    The names of files determine their splits. If the names of some files or folders contain the word train,
-    and others contain validation, valid, val, dev or test, the files form these splits. Otherwise all files
-    are for training.
+    The split of a file follows from the names of files and folders. Splits are formed if some names contain
+    the word train, and others contain validation, valid, val, dev or test. Otherwise all files belong to the
+    training split.
 
     Args:
         path: a folder with parquet files, JSON lines or text files (.txt, .py, .md) at any depth; a single

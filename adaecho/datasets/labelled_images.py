@@ -1,7 +1,7 @@
-"""Read encoded images that have one class each, from class folders, tables (parquet, the hub) or tar shards.
+"""Read encoded images that each have one class label.
 
-ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) is available in each of
-these forms.
+The images may be stored in class folders, in tables (parquet or the hub) or in tar shards. ImageNet (O.
+Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) is available in each of these formats.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Generate scenes for detection: handwritten digits at random positions on a canvas of 64 x 64 pixels.
 
-The digits are scikit-learn's. Their positions and sizes and the background are drawn with a fixed seed, so
-that every scene is the same on every machine.
+The digits are those of scikit-learn. Their positions, their sizes and the background are drawn with a fixed
+seed, so the scenes are identical on all machines.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _TRIES = 20
 
 
 class Scenes:
-    """A map-style dataset of scenes with K boxes each.
+    """A map-style dataset of generated scenes, each with K boxes around the digits.
 
     An example is ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``.
 

@@ -59,7 +59,7 @@ def split_indices(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the indices of the training and of the validation examples, for ``Subset``.
 
-    They are the same as in ``train_validation_split``.
+    With the same arguments, ``train_validation_split`` selects the same examples.
 
     Raises:
         DataError: ``num_validation`` is None, or no training example would be left.

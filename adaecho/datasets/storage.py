@@ -1,6 +1,6 @@
-"""Load tables with Hugging Face's ``datasets``, report storage errors, and collect bad examples.
+"""Load tables with Hugging Face's ``datasets``, report storage errors, and count unreadable examples.
 
-The digest of a data set's files, which a checkpoint stores, is computed here too.
+The module also computes the digest (a hash of names and sizes) of a dataset's files, which checkpoints store.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ class Tables(NamedTuple):
 
 
 def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> Tables:
-    """Load tables with ``datasets.load_dataset``, whose conventions determine the names of the splits.
+    """Load tables with the library ``datasets`` of Hugging Face.
 
-    ``datasets`` stores a copy of the tables in its cache (``HF_HOME``) in Arrow format, and reads rows from
-    that copy.
+    The library's conventions determine the names of the splits. The library converts the tables to Arrow
+    format, stores this copy in its cache (``HF_HOME``), and reads rows from the copy.
 
     Args:
         path: a local folder (of parquet files, for example), or a hub id: owner/name, or
@@ -100,10 +100,12 @@ def storage_errors() -> Iterator[None]:
 
 
 def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """Return a digest of the names, folder names and sizes of files. Of a url only the name counts.
+    """Return a dict with a digest (hash) of the names, folder names and sizes of files.
 
-    A checkpoint stores the digest, so that a run is not resumed by mistake after files were added, removed or
-    replaced. The contents are not read. The result is empty if there are no files.
+    The dict is empty if there are no files.
+
+    A checkpoint stores the digest. A resumed run compares digests to detect that files were added, removed or
+    replaced. The contents of the files are not read. For a URL, only the name is hashed.
 
     Raises:
         DataError: a file is missing or can't be read.

@@ -60,9 +60,9 @@ class Tokens:
 
 
 def cache_key(documents: Documents, *settings: Any) -> str:
-    """Return the cache key of documents and settings.
+    """Return a key for the cache of tokenized documents: a hash of the documents and the settings.
 
-    It changes with the modification time, name or size of any file.
+    The key changes with the modification time, name or size of any file.
     """
     times = [(str(file), file.stat().st_mtime_ns) for file in documents.files]
     digest = digest_of_files(documents.files)
@@ -116,7 +116,7 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
 def _new_in_cache(path: Path) -> Iterator[Path]:
     """Yield a temporary path that is renamed to ``path`` at the end of the block.
 
-    A process that is killed inside the block therefore leaves nothing incomplete under ``path``.
+    If the process is killed inside the block, no incomplete file or folder remains under ``path``.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,9 +157,10 @@ def _load_tokenizer(file: Path) -> Any:
 
 
 def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig) -> None:
-    """Write tokenizer and examples into a folder.
+    """Write the tokenizer and the tokenized examples into a folder.
 
-    This reads the documents three times: to count them, to train the tokenizer, and to write token numbers.
+    The function reads the documents three times: to count them, to train the tokenizer, and to write token
+    numbers.
     """
     counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, _dtype(packing.vocabulary)
     bad = BadExampleBudget(data.max_bad_examples)
@@ -268,9 +269,11 @@ Cursor = tuple[int, ...]
 class TokenStream:
     """An iterable of examples of ``block + 1`` tokens, which EchoLoader can resume exactly.
 
-    A document with an END on both sides is cut into blocks that overlap by one token, and the last block is
-    filled up with PAD. If there are at least as many files as ranks, each rank reads only its own files.
-    Otherwise all ranks read all files, and each rank encodes only its own documents.
+    The stream puts an END token at both sides of each document and cuts the document into blocks that overlap
+    by one token. It fills up the last block with PAD tokens.
+
+    If there are at least as many files as ranks, each rank reads only a part of the files. Otherwise all
+    ranks read all files, and each rank tokenizes only a part of the documents.
 
     Args:
         documents: text by split.

@@ -1,6 +1,7 @@
 """EchoLoader: data echoing as a drop-in for torch.utils.data.DataLoader.
 
-This package imports torch only when ``EchoLoader`` is used, because configurations import ``echo.variants``.
+This package imports torch only when ``EchoLoader`` is used. Configuration code can therefore import
+``echo.variants`` without loading torch.
 """
 
 from typing import TYPE_CHECKING, Any

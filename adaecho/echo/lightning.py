@@ -1,16 +1,16 @@
 """Workarounds for two cases in which Lightning's training loop would resume a loader incorrectly.
 
-*Prefetch*: if a loader has no length, Lightning's fetcher requests one batch ahead of the training step, to
-detect the last batch (``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). A checkpoint then holds the
-loader's ``state_dict()`` after that batch, although no step has used it. A resume would skip the batch.
+*Prefetch*: if a loader has no length, Lightning requests each batch one step early, to detect the last batch
+(``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). A checkpoint then contains the loader's state
+after a batch that no step has used yet. A resume would skip this batch.
 
 *End of an epoch*: by default Lightning saves a checkpoint at the end of an epoch. The checkpoint contains the
 loader's state, but a resume does not load it (``FitLoop.restarting``: "if the last epoch completely finished,
-we are not actually restarting"), so that training would repeat the batches of the first epoch. With
-``max_steps`` Lightning does load the state, but then uses the first iterator to finish the completed epoch,
-so that training would skip one epoch.
+we are not actually restarting"). Training would then repeat the batches of the first epoch. With
+``max_steps``, Lightning does load the state. However, it uses the first iterator only to finish the completed
+epoch, so training would skip one epoch.
 
-Lightning does not tell a loader about either case. Both workarounds therefore search the call stack for
+Lightning does not inform a loader about either case. Both workarounds therefore search the call stack for
 Lightning's loop and read its attributes.
 """
 

@@ -28,19 +28,19 @@ class EchoLoader(LoaderStats):
     """Load batches for SGD with data echoing, as a drop-in for ``torch.utils.data.DataLoader``.
 
     Data echoing trains on each loaded example or batch several times, so that a slow input pipeline no longer
-    limits training (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3). The variants differ in the stage
-    after which items are repeated. Each has one shuffle buffer of the same size::
+    limits training (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3). The argument ``echo`` selects a
+    variant. The variants differ in the position of the echo stage, which passes each example or batch on
+    several times. All of them shuffle examples in one buffer of the same size::
 
         none                         read > decode > shuffle > augment > batch
         example_before_augmentation  read > decode > echo > shuffle > augment > batch
         example_after_augmentation   read > decode > augment > echo > shuffle > batch
         batch                        read > decode > shuffle > augment > batch > echo [> shuffle batches]
 
-    Each random number is a function of the seed, the serial number of the fresh example, the index of its
-    repeat and the purpose of the draw. The batches are therefore the same for any ``num_workers`` and
-    ``prefetch``, and after a resume. Without ``epochs`` iteration is endless: each epoch follows the previous
-    one inside the stream, so that no batch between two epochs is short, and a second ``iter()`` continues the
-    stream where the first one stopped.
+    Each random number depends only on its purpose, the seed, the number of the example in reading order, and
+    the index of the repeat. The batches are therefore the same for any ``num_workers`` and ``prefetch``, and
+    after a resume. Without ``epochs``, iteration is endless. No batch between two epochs is short, and a
+    second ``iter()`` continues where the first one stopped.
 
     Most training loops need only the first six arguments.
 
@@ -344,7 +344,7 @@ class EchoLoader(LoaderStats):
     def next_fresh_examples(self) -> int:
         """Wait for the next batch and return the value that ``fresh_examples`` will have after it.
 
-        With this a training loop can stop before a batch that would exceed its budget of fresh examples.
+        A training loop can use this to stop before a batch that would exceed its budget of fresh examples.
         """
         batch = self._look_ahead()
         return self.fresh_examples if batch is None else batch.position.fresh_examples
@@ -352,9 +352,9 @@ class EchoLoader(LoaderStats):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which another loader can continue after the last batch of ``next()``.
+        """Return the state after the last batch from ``next()``, from which another loader can continue.
 
-        Batches that were read ahead are not part of the state. Any thread may call this at any time.
+        The state does not count batches that were read ahead. Any thread may call this at any time.
 
         Returns:
             A flat dict from names to numbers, strings and lists of numbers. It does not contain the examples
@@ -377,11 +377,12 @@ class EchoLoader(LoaderStats):
             warn_if_unshared(self.dataset, given.share(None, None)[1])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state, so that the next batch is the one that followed it in the saved run.
+        """Restore a state, so that the next batch is the same as in the saved run.
 
-        A state does not contain the examples in the buffers, so the loader first reads these examples again
-        and counts them in ``reread_examples``. The echoing factor may differ from the saved one. If the state
-        was saved between two iterations, the ranks, batch size, echo and buffer sizes may differ too.
+        A state does not contain the examples in the buffers. The loader therefore first reads these examples
+        again, and counts them in ``reread_examples``. The echoing factor may differ from the saved one. If
+        the state was saved between two iterations, the number of ranks, batch size, echo variant and buffer
+        sizes may differ too.
 
         Raises:
             ValueError: the state belongs to a loader with other settings or another source; the message names
@@ -404,10 +405,11 @@ class EchoLoader(LoaderStats):
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin iteration number ``epoch``, counted from 0.
 
-        Unlike with DistributedSampler, calling this is optional, because each ``iter()`` begins the next
-        iteration anyway. The call has no effect without ``epochs=``, or for the iteration that a loaded state
-        continues. In a new loader around an iterable, the number of earlier examples is unknown. The loader
-        then warns and draws the random numbers of iteration 0; pass another ``seed`` instead.
+        An iteration is one complete loop over the loader. Unlike with DistributedSampler, calling this is
+        optional, because each ``iter()`` begins the next iteration anyway. The call has no effect without
+        ``epochs=``, or if a loaded state continues the same iteration. In a new loader around an iterable,
+        the number of earlier examples is unknown. The loader then warns and uses the random numbers of
+        iteration 0. Pass another ``seed`` to get other random numbers.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
@@ -419,9 +421,9 @@ class EchoLoader(LoaderStats):
     def paused(self) -> Iterator[None]:
         """Pause the loader's threads within a ``with`` block, for example to leave the CPUs to an evaluation.
 
-        Entering the block waits for work in progress. The current step is left out of the timing, since it
-        includes the pause. If the pausing thread requests a batch, the pause ends, because the thread would
-        otherwise wait forever.
+        Entering the block waits until the threads have finished their current work. The step that contains
+        the pause is left out of the timing. If the thread that paused the loader requests a batch within the
+        block, the pause ends. Otherwise this thread would wait forever.
         """
         pool = self._pipeline.pool
         already = pool is None or pool.paused_by is not None
@@ -437,8 +439,8 @@ class EchoLoader(LoaderStats):
     def close(self) -> None:
         """Stop all threads and processes and close the source. The loader cannot be iterated afterwards.
 
-        Nothing can stop a thread that is inside a call of the source. If that call has not returned after ten
-        seconds, it continues in the background, and a RuntimeWarning is issued.
+        A thread cannot be stopped while it is inside a call of the source. If the call has not returned after
+        ten seconds, it continues in the background, and a RuntimeWarning is issued.
         """
         self._closed, self._ahead = True, None
         if self._finalizer.detach() is not None:

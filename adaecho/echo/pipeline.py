@@ -1,9 +1,11 @@
 """The permanent parts of a loader (``Pipeline``), and the caches and threads that make its batches (``Run``).
 
-A run starts at a cursor and connects the stages of a variant in the paper's order, in one or more threads. It
-can be discarded and replaced at any time. With workers, the prefetch queue lies before the echo stage. The
-stages before the echo, which data echoing assumes to be the bottleneck, then never have to wait while the
-training loop works through the repeats.
+A run starts at a cursor, a position of the training loop. It connects the stages of a variant in the paper's
+order, in one or more threads. The loader can discard and replace it at any time.
+
+With workers, the prefetch queue lies before the echo stage. Data echoing assumes that the stages before the
+echo are the bottleneck. Because of the queue, they can continue while the training loop works through the
+repeats.
 """
 
 import _thread
@@ -283,7 +285,7 @@ class Pipeline:
     def close(self) -> None:
         """Stop all threads and processes and close the source.
 
-        Nothing can stop a thread that is inside a call of the source. If that call has not returned after
+        A thread cannot be stopped while it is inside a call of the source. If the call has not returned after
         ``CLOSE_WAIT_S`` seconds, a warning is issued and the thread continues until the process ends.
         """
         pool, owners = self.pool, self.owners
@@ -310,7 +312,7 @@ class Pipeline:
         """Close the pipeline after the garbage collector has found its loader.
 
         The collector may run in one of the loader's own threads, or in a thread that holds a lock which they
-        need. To wait there for the threads would be a deadlock, so another thread closes the pipeline.
+        need. Waiting there for the loader's threads would be a deadlock, so a new thread closes the pipeline.
         """
         if self.pool is None:
             self.close()
@@ -522,8 +524,9 @@ class Run:
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
     """Return two lower bounds on the seconds that a stage needs.
 
-    The first bound is the time of its claims, since only one thread at a time can claim. The second is the
-    time of all work divided by the number of pieces that are processed in parallel.
+    A stage claims pieces of work in one thread at a time, and then processes them in parallel. The first
+    bound is the time of all claims. The second is the time of all claims and all processing, divided by the
+    number of pieces that are processed in parallel.
 
     Args:
         stage: the map of threads, with its times.

@@ -32,8 +32,8 @@ _WHOLE = {
 class Settings:
     """The settings of a loader that determine its batches.
 
-    Loaders with equal settings, sources and functions yield equal batches. The fields are the arguments of
-    ``EchoLoader`` with the same names.
+    Loaders with equal settings, equal sources and equal user functions yield equal batches. The fields are
+    the arguments of ``EchoLoader`` with the same names.
 
     Raises:
         ValueError: a value is invalid; the message names it and the remedy.
@@ -171,7 +171,7 @@ class Settings:
     def to_fill(self) -> dict[str, float]:
         """Approximate number of fresh examples (or whole batches) that this rank reads to fill each buffer.
 
-        Repeats occupy slots of a buffer behind the echo, so that fewer fresh examples fill it.
+        In a buffer after the echo, repeats also take slots, so fewer fresh examples fill the buffer.
         """
         of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
@@ -264,7 +264,7 @@ def is_distributed() -> bool:
 def check_still_alone() -> None:
     """Raise RuntimeError if torch.distributed with several ranks was initialised after the loader's creation.
 
-    This loader does not know its rank, so every rank would read all examples.
+    A loader that was created earlier does not know its rank, so every rank would read all examples.
     """
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(

@@ -1,11 +1,12 @@
 """The state of a loader, which consists of its settings, a cursor and a log.
 
-The cursor counts the batches that the training loop has received and the items they used. The log records
-events that no seed determines. From these the loader can rebuild everything else at any moment: the contents
-of its buffers, its read-ahead and its threads are only caches.
+The cursor is the position of the training loop: it counts the batches received so far and the examples used
+for them. The log records events that cannot be computed from the seed: bad examples and changes of the
+echoing factor. From settings, cursor and log, the loader can rebuild its buffers and read ahead again. A
+state therefore does not contain any examples.
 
-``state_dict()`` returns a flat dict from names to numbers, strings and lists of numbers. It always has the
-same names, because ``torch.distributed.checkpoint`` loads into a dict with the names that were saved.
+``state_dict()`` returns a flat dict from names to numbers, strings and lists of numbers. The names are always
+the same, because ``torch.distributed.checkpoint`` loads into a dict that must have the saved names.
 """
 
 import json
@@ -25,10 +26,10 @@ VERSION = 7  # must increase if this version could not read older states or woul
 
 
 class LoaderCursor(NamedTuple):
-    """The position after a batch that the training loop has received.
+    """The position of the training loop, after the last batch that it received.
 
-    Each rank counts its own fresh examples; this count is called a local number. The cursor is immutable,
-    so that the loader can replace it in one statement that an interrupt cannot split.
+    Each rank numbers its own fresh examples; this number is called the local number. The cursor is immutable.
+    The loader replaces it in a single statement, which an interrupt cannot split.
 
     Attributes:
         fresh_examples: number of fresh examples that the batches so far needed.
@@ -84,9 +85,10 @@ class LoaderCursor(NamedTuple):
 
 
 class Log:
-    """Record of the events that no seed determines: bad examples and changes of the echoing factor.
+    """Record of events that cannot be computed from the seed: bad examples and changes of the echoing factor.
 
-    Iteration only appends to the log, so that another thread can save a state at the same time.
+    Iteration only ever appends to the log, so another thread can safely save the loader's state while
+    iteration is running.
 
     Args:
         settings: settings of the loader.
@@ -110,9 +112,9 @@ class Log:
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
-        """Begin an iteration at local number ``index``.
+        """Prepare the log for an iteration that begins at local number ``index``.
 
-        Later entries are removed, because the iteration will meet those bad examples again.
+        Entries from this number on are removed, because the iteration will find those bad examples again.
         """
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
@@ -288,7 +290,8 @@ class Streams:
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
     """Gather the states of all ranks of torch.distributed into one state.
 
-    All ranks must call this together. The names in the result begin with the number of the rank.
+    All ranks must call this together. Each name in the result begins with the number of the rank that it
+    belongs to.
     """
     states: list[Any] = [state]
     if is_distributed():

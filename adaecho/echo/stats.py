@@ -1,7 +1,8 @@
-"""The counters and timers of an EchoLoader, and the attributes that it shares with a DataLoader.
+"""The counters, timers and other read-only properties of an EchoLoader.
 
 The timers measure R, the loading time of a fresh batch divided by the time of a training step (paper, section
-2). The stages before the echo are called upstream, those after it downstream.
+2). A fresh batch is newly loaded, as opposed to a repeat. The stages before the echo, which repeats data, are
+called upstream. The stages after it are called downstream.
 """
 
 import time
@@ -23,11 +24,11 @@ _TOGETHER = 10  # number of steps added to the sums at once, because reading the
 class Timers:
     """Measures loading and step times, smoothed exponentially over about 50 steps.
 
-    ``upstream_s_per_batch`` is measured for the slowest stage before the echo. It is the working time of the
-    stage per fresh batch, in seconds, divided by the number of its threads.
+    ``upstream_s_per_batch`` refers to the slowest stage before the echo. It is the time that this stage works
+    on a fresh batch, in seconds, divided by the number of its threads.
 
-    ``downstream_s_per_step`` is the time per step of the loader's work after the echo, or of the training
-    step, whichever is larger. The training step is what the training loop does between two batches.
+    ``downstream_s_per_step`` is the larger of two durations per step: the loader's work after the echo, and
+    the training step. The training step is everything that the training loop does between two batches.
 
     Args:
         counters: function that returns the times of the loader's stages so far.
@@ -119,7 +120,8 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 class LoaderStats:
     """The read-only properties of a loader.
 
-    Unless they say otherwise, they refer to the last batch that the loader returned and ignore read-ahead.
+    Unless noted otherwise, they describe the loader after the last batch that it returned. Batches that were
+    prepared ahead of time do not count.
     """
 
     _position: LoaderCursor
@@ -170,10 +172,10 @@ class LoaderStats:
 
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
-        """The skipped examples, as dicts.
+        """The examples that the loader skipped because it could not read or decode them, as dicts.
 
-        Each contains the number of the example within this rank (``index``), its name (``origin``), the error
-        as text (``error``), and its row in the source, or None if unknown (``row``).
+        Each dict contains the number of the example within this rank (``index``) and its name (``origin``).
+        It also contains the error as text (``error``) and the row in the source (``row``, None if unknown).
         """
         return [
             bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
@@ -228,9 +230,10 @@ class LoaderStats:
     def upstream_s_per_batch(self) -> float:
         """Time of the slowest stage before the echo in seconds per fresh batch, divided by its workers.
 
-        Only one thread at a time reads an iterable. If the source reads ahead itself, for example a
-        ``DataLoader`` with workers, this is the time that the loader waits for it. With ``num_workers=0``
-        that time is too short, because the source reads ahead during the training step.
+        The time to read an iterable is not divided, because only one thread at a time reads an iterable. If
+        the source reads ahead itself, as a ``DataLoader`` with workers does, the value is the time that the
+        EchoLoader waits for the source. If the EchoLoader has ``num_workers=0``, this time is too short,
+        because the source also reads ahead during the training step.
         """
         return self._clocks.upstream_s_per_batch
 

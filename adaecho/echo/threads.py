@@ -1,13 +1,14 @@
 """Background threads that process pieces of work in parallel and return the results in order.
 
-Threads suit reading, decoding and the kernels of NumPy or torch, because these release the GIL. Code that
-holds the GIL runs in separate processes (``batch.process_workers``), and the threads here only wait for the
-results.
+Threads are suitable for reading, decoding and NumPy or torch kernels, because these release the GIL. Code
+that holds the GIL runs in separate processes (``batch.process_workers``). The threads here then only wait for
+the results.
 
-Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. If the main thread then held a
-lock, the workers could wait for it forever. The main thread therefore takes no lock that a worker takes. It
-only sets flags and uses ``SimpleQueue``, whose calls are atomic. After an interrupt all threads stop, and new
-ones start from the loader's cursor.
+Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. If the main thread held a lock at
+that moment, the worker threads could wait for the lock forever. The main thread therefore never takes a lock
+that a worker thread takes. It only sets flags and uses ``SimpleQueue``, whose calls are atomic. After an
+interrupt all threads stop. The loader then starts new threads, which continue after the last batch that the
+training loop received.
 """
 
 import _thread
@@ -52,9 +53,10 @@ class PoolThread(threading.Thread):
         self.elsewhere_s = 0.0
 
     def start(self) -> None:
-        """Start the thread from another new thread, which no interrupt reaches.
+        """Start the thread from a helper thread, in which Python never raises KeyboardInterrupt.
 
-        An interrupt while ``Thread.start`` waits would leave a lock of Python's in a broken state.
+        An interrupt during ``Thread.start`` could otherwise leave one of Python's internal locks in a broken
+        state.
         """
         _thread.start_new_thread(super().start, ())
 
@@ -105,10 +107,10 @@ class ThreadPool:
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
 
     def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
-        """Call ``work()`` in a thread of the pool and return its result.
+        """Call ``work()`` in a new thread of the pool and return its result.
 
-        Python raises KeyboardInterrupt only in the main thread, so that an interrupt cannot split work in
-        another thread.
+        Python raises KeyboardInterrupt only in the main thread. In the new thread, Ctrl-C therefore cannot
+        stop ``work`` halfway.
 
         Args:
             work: function to call.
@@ -172,10 +174,10 @@ class ThreadPool:
         self.paused_by = None
 
     def resume_for_caller(self) -> None:
-        """End a pause if the calling thread has requested it.
+        """End a pause that the calling thread itself has started.
 
-        The loader calls this when a thread requests a batch. If this thread itself has paused the loader, for
-        example because an interrupt prevented it from resuming, it would otherwise wait forever.
+        The loader calls this when a thread requests a batch. An interrupt may have prevented that thread from
+        ending its pause. Without this call, the thread would then wait forever.
         """
         if self.paused_by == threading.get_ident():
             self.resume()
@@ -279,8 +281,8 @@ class OrderedMap(InlineMap[Claim, Result]):
     def get(self) -> Result | None:
         """Return the next result, or None after the last one.
 
-        A thread of the same pool that waits here does not count as working, so that a pause need not wait
-        for it.
+        If a thread of the same pool calls this, it does not count as working while it waits. A pause
+        therefore does not have to wait for this thread.
 
         Raises:
             Shutdown: the pool stops.
@@ -359,7 +361,7 @@ _TELL_AFTER_S = 10.0
 
 
 def tell_long_waits() -> None:
-    """Start the thread that logs why a batch is late, after a wait of 10 s, 20 s, 40 s and so on."""
+    """Start a thread that logs the reason for a long wait for a batch, after 10 s, 20 s, 40 s and so on."""
     if not _watching.setdefault(os.getpid(), False):
         _watching[os.getpid()] = True
         _thread.start_new_thread(_watch, ())

@@ -1,7 +1,7 @@
 """The variants of data echoing and the other named options of a loader.
 
-The configuration uses these names too. To stay cheap to import and free of import cycles, this module imports
-nothing else from adaecho.
+The configuration uses the same names. This module imports nothing else from adaecho, so that it is fast to
+import and causes no import cycles.
 """
 
 import numbers
@@ -17,7 +17,8 @@ MAX_FACTOR = 1 << 16  # order.keyed stores the index of a repeat in 16 bits
 class Variant:
     """One way to insert an echo stage into the input pipeline (paper, section 3).
 
-    The stages before the echo are called upstream. Without an echo, all stages before the training step are.
+    An echo stage repeats each example or batch. The stages before it are called upstream. Without an echo
+    stage, all stages before the training step are upstream.
 
     Attributes:
         name: value of the loader's argument ``echo``.

@@ -1,7 +1,8 @@
 """``python -m adaecho.figures``: draw all figures and write the report from committed tables.
 
-A table is ``results/<experiment>/<task>/trials.json``; next to it there may be ``curves.json``. The command
-needs neither a GPU nor a network. The same tables always give the same bytes.
+A table is a file ``results/<experiment>/<task>/trials.json``. The same folder may also contain
+``curves.json``. The command needs neither a GPU nor a network. The same tables always produce byte-identical
+files.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from adaecho.records.table import summarize
 def draw_all(results: Path, into: Path) -> list[Path]:
     """Draw all tables under ``results``, write ``report.md``, and return the paths of all files.
 
-    The report also shows the pictures in a table's folder, for example those of ``adaecho.show``.
+    The report also shows pictures that are in a table's folder, for example those of ``adaecho.show``.
 
     Raises:
         UserError: there are no tables, or a table cannot be read.

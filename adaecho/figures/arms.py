@@ -1,4 +1,7 @@
-"""Figures with one row per arm: its cost to the target (the paper's Fig. 3), or where its runs ended."""
+"""Figures with one row per arm (configuration under comparison).
+
+They show the cost of each arm to reach the target (the paper's Fig. 3), or the values at the end of its runs.
+"""
 
 import math
 import re
@@ -31,11 +34,13 @@ _LONGEST_LINE = 36
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     """Draw the mean number of fresh examples that each arm needs to reach the target, one row per arm.
 
-    The arms are ordered by echoing factor and then as in the paper. A line shows the minimum and maximum over
-    an arm's searches, as in the paper, or, for ten or more searches, the 95 % interval of the mean. In the
-    row of an echoed arm, a dashed mark shows the ideal: the baseline's mean divided by the echoing factor,
-    which the arm would need if repeated examples were as useful as fresh examples. An arm without any search
-    that reached the target has a note instead of a dot.
+    An arm is one configuration under comparison. The arms are ordered by echoing factor and then as in the
+    paper. A line shows the minimum and maximum over an arm's searches, as in the paper. If an arm has ten or
+    more searches, its line shows the 95 % interval of the mean instead.
+
+    In the row of an echoed arm, a dashed mark shows the ideal: the baseline's mean divided by the echoing
+    factor. The arm would reach this ideal if repeated examples were as useful as fresh examples. If no search
+    of an arm reached the target, the row has a note instead of a dot.
 
     Args:
         arms: an outcome; see ``records.outcome``.
@@ -120,7 +125,10 @@ def caption_of_dots(arms: list[Arm]) -> str:
 
 
 def caption_of_runs(arms: Sequence[Arm]) -> str:
-    """Say what the mean is over, e.g. ``Mean over 5 searches per arm, each by the best of 100 trials``."""
+    """Return the caption that explains over which runs or searches a mean is taken.
+
+    Example: ``Mean over 5 searches per arm, each by the best of 100 trials``.
+    """
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([end(arm["trials"] / arm["searches"]) for arm in arms for end in (math.floor, math.ceil)])
     those = "those that reached it of " * any(arm["reached"] < arm["searches"] for arm in arms)
@@ -135,7 +143,7 @@ def caption_of_runs(arms: Sequence[Arm]) -> str:
 def _common_baseline(arms: list[Arm]) -> float | None:
     """Return the mean cost of the baseline that all arms share.
 
-    It is None if the arms have different baselines, or if the baseline did not reach the target.
+    The result is None if the arms have different baselines, or if the baseline did not reach the target.
     """
     names = {arm["baseline"] for arm in arms} - {None}
     plain = [arm for arm in arms if arm["arm"] in names]
@@ -163,12 +171,14 @@ _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
-    """Plot where the runs of each arm ended, in one panel per quantity.
+    """Plot the values at the end of the runs of each arm, in one panel per quantity.
 
-    Each arm's mean over its runs is a dot, and its range from minimum to maximum is a bar. The range of the
-    first arm is also drawn as a shaded band. The quantities are the metric and each count that differs
-    between arms. Arms have the same colour if their names differ only before the first underscore
-    (``s2_linear``, ``s4_linear``). If there is one name per echo variant, the colour is that of the variant.
+    An arm is one configuration under comparison. A dot shows the mean over the arm's runs, and a bar the
+    range from minimum to maximum. The range of the first arm is also drawn as a shaded band. The quantities
+    are the metric and each count that differs between arms.
+
+    Arms have the same color if their names differ only before the first underscore (``s2_linear``,
+    ``s4_linear``). If there is one name per echo variant, each variant has its own color.
 
     Args:
         arms: see ``records.outcome.ends``.
@@ -205,7 +215,10 @@ def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
 
 
 def _alike(arms: list[Arm], key: str) -> bool:
-    """Return whether a count differs by at most 1 % between arms, as the last batch of a budget may cause."""
+    """Return whether a count is the same in all arms, up to 1 %.
+
+    The last batch of a budget may cause differences of this size.
+    """
     ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
     return not ends or max(ends) <= 1.01 * min(ends)
 

@@ -53,9 +53,10 @@ class Sweep:
 def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, caption: str = "") -> None:
     """Draw the mean cost of each arm against a setting, with one line per echo variant or other setting.
 
-    A bar shows the minimum and maximum over an arm's searches. A dashed line shows the ideal: the cost of the
-    arm's baseline divided by the echoing factor, as if repeated examples were as useful as fresh examples.
-    The caption names the arms that never reached the target.
+    An arm is one configuration under comparison. A bar shows the minimum and maximum over an arm's searches.
+    A dashed line shows the ideal: the cost of the arm's baseline divided by the echoing factor, as if
+    repeated examples were as useful as fresh examples. The caption names the arms that never reached the
+    target.
 
     Args:
         arms: an outcome; see ``records.outcome``.
@@ -136,10 +137,12 @@ def draw_curves(
 ) -> None:
     """Draw one curve per arm: the mean over its searches, with a band of one standard deviation.
 
-    There is one panel per value of ``sweep.x``. Arms with the same colour in a panel have different dashes,
-    and that panel has a legend. After the end of a search, its last value continues. Accuracy is drawn as
-    error on a log axis, because the differences lie near the target; mean and standard deviation are then of
-    the logarithm.
+    An arm is one configuration under comparison. There is one panel per value of ``sweep.x``. If arms have
+    the same color in a panel, they have different dashes, and the panel has a legend. After the end of a
+    search, its curve continues with its last value.
+
+    Accuracy is drawn as error on a log axis, because the interesting differences lie near the target. The
+    mean and standard deviation are then computed from the logarithm of the error.
 
     Args:
         curves: each with ``arm``, ``echo_variant``, ``echo_factor``, the keys of ``sweep``, and the lists
@@ -179,8 +182,8 @@ def mean_and_band(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Compute the mean of some curves, and the band of one standard deviation.
 
-    A curve is interpolated linearly between its points, and constant after the last point. The mean begins
-    where all curves have begun.
+    Between its points, a curve is interpolated linearly. After its last point, the curve is constant. The
+    mean begins at the first point that all curves have reached.
 
     Returns:
         The fresh examples of all points, and at each of them the mean, the mean minus one standard deviation,
@@ -263,8 +266,8 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
     """Return for each search the cost of the best of its first n trials, as a function of n.
 
-    Searches with a single trial are left out. A pruned trial is never the best, because it was stopped when
-    it had cost more than another trial.
+    Searches with a single trial are left out. A pruned trial was stopped because it had already cost more
+    than another trial, so a pruned trial is never the best.
 
     Returns:
         Curves for ``draw_curves``. Each has the number of counted trials in place of fresh examples, and

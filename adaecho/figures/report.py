@@ -23,9 +23,10 @@ _LINKED = {"curves": "training curves", "tuning": "the best trial over those tri
 def section(
     title: str, rows: list[Row], arms: list[Row], figures: list[Path], commands: list[str], into: Path
 ) -> str:
-    """Return a table's section in Markdown.
+    """Return the section of the report that describes one table of trials, in Markdown.
 
-    The table has the arms' costs to the target, or, for experiments without a target, where the runs ended.
+    The section lists the costs of the arms (configurations under comparison) to reach the target. For
+    experiments without a target, it lists the values at the end of the runs.
 
     Args:
         title: the quantity, with experiment and task.
@@ -62,7 +63,7 @@ def unfinished_note(rows: list[Row]) -> str:
 def boundary_note(arms: list[Row]) -> str:
     """Return a note that names the axes whose best points lie near an end (see ``EDGE``).
 
-    A search over a wider axis might find better points there.
+    An axis is the search range of one hyperparameter. A search over a wider range might find better values.
     """
     searched = [arm for arm in arms if arm.get("at_edge")]
     near = [

@@ -1,6 +1,6 @@
-"""The size, colours, words and number formats that all figures share.
+"""The size, colors, words and number formats that all figures share.
 
-Figures contain neither dates nor versions, so that drawing one again gives the same bytes.
+Figures contain neither dates nor versions, so drawing a figure again produces a byte-identical file.
 """
 
 import math

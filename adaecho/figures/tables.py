@@ -76,16 +76,17 @@ def draw_table(
 def _named(one: Row, task: str) -> Row:
     """Return a row or curve with the name that its echo variant has in this task.
 
-    Tasks without augmentation have a single form of example echoing, so "before" and "after" are dropped.
+    In a task without augmentation, echoing before and after augmentation are the same. The name therefore
+    omits "before" and "after".
     """
     is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
     return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
 
 
 def _rates(arms: list[Row]) -> list[Row]:
-    """Return the arms with their learning rates, if the names of all arms end in one (``e2_lr0.05``).
+    """Return the arms with the learning rates in their names, such as 0.05 in ``e2_lr0.05``.
 
-    Otherwise the list is empty.
+    The list is empty unless the names of all arms end in a learning rate.
     """
     found = [re.fullmatch(r"(.*?)_?lr([\d.]+)", arm["arm"]) for arm in arms]
     return [

@@ -1,14 +1,14 @@
 """Measure R = t_upstream / t_downstream of a task before training.
 
 t_upstream is the time to read and prepare a batch, t_downstream the time of a training step. If R is above 1,
-training waits for data, and echoing can use the wait.
+training waits for data, and echoing can use this time.
 
     python -m adaecho.headroom task=cifar10 data.path=...       # arguments as for python -m adaecho.run
     python -m adaecho.headroom task=imagenet data.path=... step_s=0.05
 
-The command measures the time of each upstream stage alone, of all stages together as EchoLoader runs them,
-and of a training step on a batch that is on the device already. If you give step_s=, the seconds of your own
-training step are used instead of a measured step.
+The command measures each upstream stage alone, then all stages together as EchoLoader runs them. It also
+measures a training step on a batch that is on the device already. To use the time of your own training step
+instead, give it in seconds as step_s=.
 """
 
 import sys

@@ -26,9 +26,9 @@ _MIN_STALL = 0.05  # the report suggests no change if the loop waits for a small
 class Watch:
     """A timer of a training loop, as returned by ``watch``.
 
-    Iterate over it instead of the loader; it also has the attributes of the loader. In a trainer that owns
-    the loop, a callback may instead call ``begin_step`` and ``end_step`` around each step, and ``resume``
-    after anything that is not a step, such as an evaluation.
+    Iterate over it instead of the loader; it also has the attributes of the loader. If a trainer owns the
+    loop, a callback can instead call ``begin_step`` and ``end_step`` around each step. It must also call
+    ``resume`` after anything that is not a step, such as an evaluation.
 
     Attributes:
         batches: number of steps that were counted.
@@ -119,7 +119,7 @@ class Watch:
 
     @property
     def workers(self) -> int | None:
-        """Number of workers of the loader, or of a loader that is its ``dataset``.
+        """Number of workers of the loader, or of the loader that it wraps as its ``dataset``.
 
         It is 0 if the loop's own thread reads the data, and None if the number is unknown.
         """
@@ -131,9 +131,10 @@ class Watch:
     def upstream_s(self) -> float:
         """Seconds that the loader needs to prepare a batch.
 
-        A loop that waits for its workers is as fast as they are, so this is then the time of a whole
-        iteration. If workers read and the loop never waits, the workers may be faster, and the time is only
-        an upper bound.
+        If the loop's own thread reads the data, this is the time that the loop waits for a batch. Otherwise
+        it is the time of a whole step including the wait, because a loop that waits for its workers is as
+        fast as they are. If the loop never waits, the workers may be faster, and the value is only an upper
+        bound.
         """
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
@@ -181,9 +182,9 @@ def watch(loader: Iterable[Any]) -> Watch:
 def _now() -> Any:
     """Return the time in seconds, or a CUDA event if CUDA is in use.
 
-    The loop queues steps on the GPU ahead of time, so a wait of the loop costs nothing until the GPU has
-    finished them. Only the GPU's own times show this: between the event after a step and the event before the
-    next step, the GPU is idle.
+    The loop queues steps on the GPU ahead of time. A wait of the loop therefore costs nothing as long as the
+    GPU still has queued steps. Only CUDA events show when the GPU is idle: between the event after a step and
+    the event before the next step.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

@@ -45,8 +45,8 @@ class Headroom:
     def gain(self, factor: float) -> float:
         """Return the speed-up at an echoing factor e, if repeats were as useful as fresh examples.
 
-        A fresh batch and its e steps take max(t_upstream, e * t_downstream) (paper, equation 1), and training
-        then needs 1/e as many fresh batches.
+        Reading a fresh batch and training e steps on it takes max(t_upstream, e * t_downstream) (paper,
+        equation 1). If repeats are as useful as fresh examples, training needs 1/e as many fresh batches.
         """
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)

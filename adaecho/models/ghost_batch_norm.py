@@ -1,4 +1,6 @@
-"""Ghost (or "virtual") batch norm: batch norm over slices of a batch, which is independent of the batch size.
+"""Ghost (or "virtual") batch norm: batch norm over slices of a batch.
+
+The number of examples in a slice is fixed, so the normalization does not depend on the batch size.
 
 E. Hoffer, I. Hubara, D. Soudry, "Train longer, generalize better", 2017, algorithm 1.
 """
@@ -17,9 +19,9 @@ Statistics = Literal["average", "sequential"]
 class GhostBatchNorm2d(nn.BatchNorm2d):
     """Batch norm whose statistics are computed over slices of ``ghost_size`` successive examples.
 
-    In training it equals ``nn.BatchNorm2d`` on each slice. In evaluation, all examples are normalised by the
-    running statistics r. A training step updates r from the statistics s_0, ..., s_{k-1} of its k slices,
-    with n = ``momentum``, in one of two ways:
+    In training, it equals ``nn.BatchNorm2d`` on each slice. In evaluation, it normalizes all examples by the
+    running statistics r. With n = ``momentum``, a training step updates r from the statistics s_0, ...,
+    s_{k-1} of its k slices in one of two ways:
 
     * "average": r <- (1 - n) r + n mean(s_i). This equals the mean of k running averages, one per slice, as
       in the init2winit code base.

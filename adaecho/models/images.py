@@ -14,7 +14,8 @@ IMAGENET_STD = (58.395, 57.12, 57.375)
 class Normalise(nn.Module):
     """Normalise each channel, ``(images - mean) / std``: uint8 [N, H, W, C] to float32 [N, C, H, W].
 
-    Pixels are converted to floats on the device, so that only a quarter as many bytes have to be transferred.
+    The layer converts pixels to floats on the device. The transfer to the device therefore moves uint8
+    pixels, which need a quarter of the bytes of float32.
 
     Args:
         mean: of each channel, in pixel values.
@@ -40,7 +41,7 @@ class Normalise(nn.Module):
 def small_mlp(num_classes: int) -> nn.Module:
     """Build an MLP with one hidden layer of 64 units: float [N, 1, 8, 8] to logits [N, num_classes].
 
-    It uses PyTorch's default initialisation. It has no batch norm, so that the gradient of a batch is the
+    The net uses PyTorch's default initialization. It has no batch norm, so the gradient of a batch equals the
     mean of the gradients of its micro-batches.
     """
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_classes))
@@ -49,8 +50,8 @@ def small_mlp(num_classes: int) -> nn.Module:
 def small_conv(num_classes: int) -> nn.Module:
     """Build a small convolutional net: float [N, 1, 8, 8] to logits [N, num_classes].
 
-    It has two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling and a linear layer, with
-    PyTorch's default initialisation.
+    The net has two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling and a linear layer.
+    It uses PyTorch's default initialization.
     """
     layers = [*_conv_norm_relu(1, 16), *_conv_norm_relu(16, 32)]
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 4 * 4, num_classes))
@@ -60,9 +61,11 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
     """Build the ResNet for CIFAR: float [N, 3, 32, 32] to logits [N, num_classes].
 
     The net has a 3x3 convolution, three stages of n blocks with two 3x3 convolutions each, global average
-    pooling and a linear layer. These are 6n + 2 layers with weights. The stages have 16, 32 and 64 filters on
-    planes of 32, 16 and 8 pixels. Shortcuts are of option A. With depth 32 and 10 classes there are 464,154
-    parameters. Source: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2.
+    pooling and a linear layer. In total, 6n + 2 layers have weights. The stages have 16, 32 and 64 filters
+    and feature maps of 32, 16 and 8 pixels per side. Shortcuts have no parameters (option A of the paper).
+    With depth 32 and 10 classes, there are 464,154 parameters.
+
+    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2.
 
     Args:
         depth: number of layers with weights, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...
@@ -88,10 +91,10 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
 
 
 class BasicBlock(nn.Module):
-    """Compute ``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``.
+    """A residual block: ``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``.
 
-    float [N, in_channels, H, W] to [N, channels, H, W], or to [N, channels, H / 2, W / 2] if the block adds
-    channels.
+    It maps float [N, in_channels, H, W] to [N, channels, H, W]. If the block adds channels, the result is [N,
+    channels, H / 2, W / 2].
     """
 
     def __init__(self, in_channels: int, channels: int) -> None:

@@ -1,12 +1,19 @@
 """SSD, the single shot detector: the model, its training target and loss, and its detections.
 
-W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. Parts of the model are torchvision's. The form with
-ResNet-34 is MLPerf's. It uses stages 1 to 3 without the stride of the third, so that an image of 300 pixels
-gives a plane of 38. Five pairs of convolutions follow, which shrink the plane to one pixel.
+Source: W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. Parts of the model come from torchvision.
 
-Boxes are x1, y1, x2, y2 in pixels. Shapes use these letters. N is the number of images. M is the largest
-number of true boxes in an image, where rows with label 0 are padding. A is the number of default boxes. C is
-the number of classes including the background, which is class 0.
+The version with a ResNet-34 backbone follows MLPerf. It uses stages 1 to 3 of the backbone, without the
+stride of stage 3. An image of 300 pixels per side therefore gives a feature map (plane) of 38 x 38. Five
+pairs of convolutions then shrink this plane to one pixel.
+
+Boxes are x1, y1, x2, y2 in pixels. Default boxes are the fixed boxes relative to which the model predicts.
+
+Shapes use these letters:
+
+* N is the number of images.
+* M is the largest number of true boxes in an image; rows with label 0 are padding.
+* A is the number of default boxes.
+* C is the number of classes including the background, which is class 0.
 """
 
 from collections.abc import Sequence
@@ -79,7 +86,10 @@ class SSD(nn.Module):
 
 
 class Planes(nn.Module):
-    """Consecutive stages that each yield a plane: float [N, 3, S, S] to a list of [N, C_i, S_i, S_i]."""
+    """Consecutive stages that each yield a plane (feature map).
+
+    The module maps images, float [N, 3, S, S], to a list of planes, [N, C_i, S_i, S_i].
+    """
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -133,9 +143,9 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
 
 
 def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
-    """Build a small SSD for the scenes, from 3x3 convolutions with batch norm.
+    """Build a small SSD for the task ``scenes``, from 3x3 convolutions with batch norm.
 
-    Its planes have 1/4, 1/8 and 1/16 of the image's side.
+    The sides of its three feature maps are 1/4, 1/8 and 1/16 of the image's side.
 
     Args:
         num_classes: C, including the background.
@@ -199,8 +209,8 @@ def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor
     """Return which true box each default box should predict: int64 [N, A], where -1 is the background.
 
     A default box matches the true box with which it has the largest IoU, if this IoU is at least 0.5. In
-    addition, each true box is matched by the default box with which it has the largest IoU. If several true
-    boxes claim the same default box, the last one wins.
+    addition, each true box is assigned to the default box with which it has the largest IoU. If several true
+    boxes are assigned to the same default box, the last one wins.
 
     Args:
         boxes: float [N, M, 4].
@@ -232,11 +242,12 @@ def multibox_loss(
     labels: torch.Tensor,
     default_boxes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of the losses of a batch, and the number of positives by which to divide it.
+    """Return the sum of the losses of a batch, and the number of positives by which to divide this sum.
 
-    This is equation 1 of the paper. The positives are the default boxes that match a true box. The sum has
-    the smooth L1 loss of their codes and their cross entropy. It also has the cross entropy of the background
-    boxes that are classified worst, at most three for each positive of an image.
+    Positives are the default boxes that match a true box. The sum follows equation 1 of the paper and has
+    three terms: the smooth L1 loss of the positives' codes (box offsets), the cross entropy of the positives,
+    and the cross entropy of hard negatives. The hard negatives are the background boxes that are classified
+    worst, at most three for each positive of an image.
 
     Args:
         logits: float [N, A, C].
@@ -294,7 +305,7 @@ def detect(
 ) -> list[Detections]:
     """Return the boxes of each image that remain after non-maximum suppression in each class.
 
-    This is the inference of the paper's section 3.1.
+    The procedure is the inference of the paper's section 3.1.
 
     Args:
         logits, codes, default_boxes: as in ``multibox_loss``.

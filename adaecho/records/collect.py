@@ -1,12 +1,15 @@
 """Collect the results of a finished sweep into small tables that can be committed.
 
-The run folders of a sweep are too large to commit. This module writes the values that figures and pages need
-to these files in ``results/<experiment>/<task>/``::
+The run folders of a sweep are too large to commit. This module extracts the values that figures and pages
+need. It writes them to these files in ``results/<experiment>/<task>/``::
 
     trials.json    one row per trial; ``records.outcome`` explains the keys, ``records.trials`` the format
     outcome.json   one dict per arm, computed from the rows
     curves.json    for the best trial of each search, the metric at each evaluation
     origin.json    the command that ran the sweep, and the machines and package versions that were used
+
+An arm is one of the configurations that the sweep compares. Each arm is tuned by one or more searches, and a
+search consists of trials.
 
 To collect the sweep in the folder SWEEP, run ``python -m adaecho.records.collect SWEEP --command "..."``,
 where ``--command`` is the command that ran the sweep.
@@ -116,8 +119,9 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
     """Read the learning curve of the best trial of each search from the run folders.
 
-    A search that missed the target has no best trial and therefore no curve. The exception is a search of a
-    single trial: its curve is always included, because there was no trial to choose from.
+    If no trial of a search reached the target, the search has no best trial and therefore no curve. The
+    exception is a search with a single trial: its curve is always included, because there was no trial to
+    choose from.
 
     Returns:
         One dict per curve, with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index`` and

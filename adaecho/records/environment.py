@@ -55,7 +55,7 @@ def _fixed() -> dict[str, Any]:
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """Return the commit of a checkout, and whether tracked files differ from it.
+    """Return the current commit of a checkout, and whether tracked files differ from this commit.
 
     The result is None if the folder is not a checkout or if git cannot be run.
     """
@@ -84,7 +84,7 @@ def _processor() -> str:
 def _gpus() -> list[str]:
     """Return the names of the GPUs.
 
-    The list is empty if torch has not been imported yet, because importing it only for this takes seconds.
+    The list is empty if torch has not been imported yet, because importing torch takes seconds.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():

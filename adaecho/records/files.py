@@ -29,10 +29,10 @@ def folder_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary binary file, which replaces ``path`` at the end of the block.
+    """Open a temporary binary file that replaces ``path`` at the end of the block.
 
-    If the block raises an error, the previous file stays unchanged. A library that needs a file name can
-    write to ``Path(file.name)`` inside the block.
+    If the block raises an error, the previous file stays unchanged. Inside the block, a library that needs a
+    file name can write to ``Path(file.name)``.
 
     Raises:
         FolderError: the disk is full, or the folder is not writable.
@@ -62,7 +62,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Append ``text`` to a file, and wait until it is on the disk. The file is created if it is missing."""
+    """Append ``text`` to a file, and wait until the text is on the disk.
+
+    A missing file is created.
+    """
     with folder_errors(path), path.open("ab") as file:
         file.write(text.encode(errors="backslashreplace"))
         file.flush()
@@ -95,7 +98,7 @@ def yaml_text(value: Any) -> str:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a file. A last line without a line break is left out.
+    """Return the complete lines of a file. If the last line has no line break, it is left out.
 
     The list is empty if the file is missing.
     """

@@ -1,4 +1,4 @@
-"""The run folder, which holds everything that a run writes: records, checkpoint, weights and a lock.
+"""The run folder, which contains everything that a run writes: records, checkpoint, weights and a lock.
 
 It contains these files::
 
@@ -11,9 +11,9 @@ It contains these files::
     traceback.txt      the traceback of each crash
     lock               host and process of the current writer; empty if no process is writing
 
-A run may be killed at any time without damage to these files. Whole files are replaced atomically. Each
-evaluation first appends a line to metrics.jsonl. The next checkpoint then stores the number of lines. A
-resumed run removes the lines after this number and repeats their evaluations.
+Killing a run at any time does not damage these files. Whole files are replaced atomically. For metrics.jsonl,
+the checkpoint stores the number of lines written so far. A resumed run removes the lines after this number
+and repeats their evaluations.
 """
 
 import fcntl
@@ -46,9 +46,9 @@ class FolderInUseError(FolderError):
 class RunFolder:
     """Reads and writes the files of a run folder.
 
-    Reading is always possible; writing requires the lock (see ``lock``). Every writing method raises
+    Reading is always possible; writing requires the lock (see ``lock``). A writing method raises
     ``FolderError`` if this process does not hold the lock, if the disk is full, or if the folder is not
-    writable. The previous content of the file then stays unchanged.
+    writable. After an error, the previous content of the file is unchanged.
 
     Attributes:
         checkpoint: the path of the last checkpoint.
@@ -89,8 +89,8 @@ class RunFolder:
     ) -> None:
         """Record the config and environment of a run that begins, or that continues the run in the folder.
 
-        A run can be continued only with the same config. However, keys that do not change its results (see
-        ``config.identity``) may differ, and budgets may be larger than the recorded ones.
+        A run can be continued only with the same config, with two exceptions. Keys that do not change the
+        results (see ``config.identity``) may differ. Budgets may be larger than the recorded budgets.
 
         Args:
             config: the config as plain dicts.
@@ -213,11 +213,14 @@ class FolderLock:
     """A lock that allows only one process at a time to write to a folder.
 
     The process locks the file ``lock`` in the folder with ``flock``. The kernel releases this lock when the
-    process dies. However, on some file systems ``flock`` has no effect across hosts (BeeGFS, and Lustre with
-    ``localflock``), or it is missing. Therefore the process also updates the modification time of the
-    file regularly. This heartbeat shows processes on other hosts that the writer is alive.
+    process dies.
 
-    The file is never removed, because two processes could then lock two different files.
+    On some file systems, ``flock`` is missing or has no effect across hosts (BeeGFS, and Lustre with
+    ``localflock``). Therefore the process also regularly updates the modification time of the file. This
+    heartbeat shows processes on other hosts that the writer is alive.
+
+    The file is never removed. If it were removed, one process could hold a lock on the removed file while
+    another process locks a new file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -268,7 +271,7 @@ class FolderLock:
     def is_mine(self) -> bool:
         """Return whether this object still holds the lock.
 
-        A process that was suspended for some time may have lost it to a process on another host.
+        While a process is suspended, a process on another host may take over the lock.
         """
         with suppress(OSError):
             return self._descriptor >= 0 and self.path.read_bytes() == self._mine

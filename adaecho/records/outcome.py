@@ -1,10 +1,12 @@
 """Compare the arms of an experiment by their trials, following the protocol of the paper (section 3).
 
-An arm is one configuration under comparison. Each arm is tuned by one or more independent searches, and a
-search consists of several trials. If the experiment has a target value for a metric, ``outcome`` compares how
-many fresh examples each arm needed to reach it. If there is no target, ``ends`` compares the metrics at the
-end of the budget. Both use ``best_trials`` to choose the trial that represents each search. All functions
-here are pure: they take rows and read no files.
+An arm is one configuration under comparison. Each arm is tuned by one or more independent searches. A search
+consists of several trials, each with a different point (set of hyperparameter values).
+
+If the experiment has a target value for a metric, ``outcome`` compares how many fresh examples each arm
+needed to reach it. If there is no target, ``ends`` compares the metrics at the end of the budget. Both
+functions use ``best_trials`` to choose the trial that represents each search. All functions in this module
+are pure: they take rows and read no files.
 
 A row describes one trial as a flat dict with these keys::
 
@@ -57,9 +59,9 @@ SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 
 def outcome(rows: list[Row]) -> list[Row]:
-    """Summarize what it cost each arm to reach the target, and compare each arm with its baseline.
+    """Summarize the cost of each arm to reach the target, and compare each arm with its baseline.
 
-    The best trial of each search represents the search (see ``best_trials``). Means and extremes are taken
+    Each search is represented by its best trial (see ``best_trials``). Means, minima and maxima are taken
     over the searches that reached the target, like the bars and error bars of the paper's Fig. 3.
 
     Returns:
@@ -103,7 +105,7 @@ def outcome(rows: list[Row]) -> list[Row]:
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
     """Return the distinct targets of these rows, each as (task, metric, value, consecutive evaluations).
 
-    Costs of two arms can be compared only if their targets are equal.
+    The costs of two arms can be compared only if the arms have the same target.
     """
     metric, value, in_a_row = TARGET
     return {(row["task"], row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
@@ -112,7 +114,8 @@ def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
 class Bounds(NamedTuple):
     """Lower and upper bound of the cost of a search to reach the target.
 
-    The bounds are equal if the search reached the target. If it missed, ``high`` is infinite.
+    The bounds are equal if the search reached the target. If the search missed the target, ``high`` is
+    infinite.
     """
 
     low: float
@@ -122,8 +125,8 @@ class Bounds(NamedTuple):
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
     """Return the cost of each search of an arm to reach the target.
 
-    The cost of a search is that of its best trial, which reached the target with the fewest fresh examples.
-    If no trial reached the target, the cost is only bounded from below, by the cost of the cheapest trial. If
+    The cost of a search is the cost of its best trial, which reached the target with the fewest fresh
+    examples. If no trial reached the target, only a lower bound is known: what the cheapest trial used. If
     some trials have not ended yet, the cost is unknown, and the bounds are 0 and infinity.
 
     Args:
@@ -184,12 +187,12 @@ def ratio_words(arm: Row) -> str:
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:
     """Return the name of the arm's baseline, or None if no rule below gives exactly one arm.
 
-    An arm may name its baseline under ``baseline``. Otherwise the baseline is chosen from the arms without
-    echoing or, if there are none, from the arms with echoing factor 1. These rules are tried in order:
+    An arm may name its baseline under ``baseline``. Otherwise, the candidates are the arms without echoing
+    or, if there are none, the arms with echoing factor 1. These rules are tried in order:
 
-    1. the only such arm with the same batch size and shuffle buffer;
+    1. the only candidate with the same batch size and shuffle buffer;
     2. the arm that is named ``baseline``;
-    3. the only such arm.
+    3. the only candidate.
 
     Args:
         arm: the arm for which a baseline is wanted.
@@ -213,12 +216,14 @@ def without_target(rows: list[Row]) -> bool:
 
 
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """Return the best trial of each search, by the arm and repeat that identify the search.
+    """Return the best trial of each search, in a dict whose keys are the arm and repeat of the search.
 
-    If there is a target, the best trial is the counted trial that reached it with the fewest fresh examples.
-    A search in which no trial reached the target has no entry. Without a target, the best trial is the one
-    with the best value of the metric at any evaluation, among the trials that spent their whole budget
-    (paper, Fig. 8). If trials are equally good, the one with the lowest index is chosen.
+    With a target, the best trial is the counted trial that reached the target with the fewest fresh examples.
+    If no trial of a search reached the target, the dict has no entry for the search.
+
+    Without a target, only trials that spent their whole budget are considered. The best trial is the one with
+    the best value of the metric at any evaluation (paper, Fig. 8). If trials are equally good, the one with
+    the lowest index is chosen.
     """
     merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
@@ -237,16 +242,17 @@ def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
 def best_value(search: Iterable[Row]) -> float | None:
     """Return the best value of the target's metric over all evaluations of all counted trials.
 
-    The result is None if no trial is counted, or if none was evaluated.
+    Counted trials are the non-divergent trials that the search requires. The result is None if no trial is
+    counted, or if none was evaluated.
     """
     best = min((row for row in search if row["counted"]), key=_distance, default=None)
     return None if best is None else best["best_value"]
 
 
 def counted_cost(row: Row) -> int | None:
-    """Return the fresh examples that a trial needed to reach the target.
+    """Return the number of fresh examples that a trial needed to reach the target.
 
-    The result is None if the trial missed the target, or if the search does not count it.
+    The result is None if the trial missed the target, or if its row is not marked ``counted``.
     """
     return row["to_target_fresh_examples"] if row["counted"] else None
 
@@ -316,8 +322,8 @@ def _is_searched(key: str, rows: list[Row]) -> bool:
 def ends(rows: list[Row]) -> list[Row]:
     """Summarize how the runs of each arm ended, for an experiment without a target.
 
-    The best trial of each search represents the search (see ``best_trials``). A search of one trial is
-    simply a run.
+    Each search is represented by its best trial (see ``best_trials``). A search with a single trial is an
+    ordinary run.
 
     Returns:
         One dict per arm, in the order in which the arms first appear in ``rows``:

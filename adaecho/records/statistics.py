@@ -1,7 +1,8 @@
-"""Estimate how much two arms differ, and how certain the difference is.
+"""Estimate how much two arms (configurations under comparison) differ, and how certain the difference is.
 
 Costs such as the number of fresh examples are positive, and their noise is multiplicative. Therefore
-``cost_ratio`` takes logarithms: it compares geometric means, and its interval holds for the ratio.
+``cost_ratio`` works with logarithms: it compares geometric means, and its confidence interval is an interval
+of the ratio.
 """
 
 import math
@@ -42,7 +43,8 @@ class Noise(NamedTuple):
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
     """Return the ratio of the geometric mean costs of an arm and its baseline, with its 95 % interval.
 
-    The interval is Welch's t interval of the difference between the mean logarithms of the costs.
+    The interval is computed from logarithms: it is Welch's t interval of the difference between the mean log
+    costs.
 
     Args:
         costs: the costs of the arm's runs or searches; at least one, each above 0.

@@ -48,10 +48,11 @@ def summarize(rows: list[Row]) -> list[Row]:
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
     """Return the columns of the table that summarizes a sweep.
 
-    If an arm has several searches, each cost is the mean over the best trials of these searches, and the
-    range covers the same trials. If it has one search, the cost is that of the best trial, and the range
-    covers all trials that reached the target. ``-`` means that an arm has no value. A column in which no arm
-    has a value is left out.
+    The table has one row per arm. If an arm has several searches, each cost is the mean over the best trials
+    of these searches, and the range covers the same trials. If an arm has one search, the cost is that of its
+    best trial. The range then covers all trials that reached the target.
+
+    ``-`` means that an arm has no value. A column in which no arm has a value is left out.
 
     Args:
         rows: the trials of the sweep.

@@ -7,9 +7,11 @@ The table looks like this::
     ["baseline", ..., 0.9491],
     ...]}
 
-To keep the file small, the table names each column once, and it stores a column with a single value only once
-(under ``same``). Each trial has its own line, so that a diff shows which trial has changed. The folder of a
-sweep contains the same rows as a plain list of dicts. ``read_rows`` reads both formats.
+To keep the file small, the table names each column only once. If a column has the same value in all rows, the
+table stores this value once, under ``same``. Each trial has its own line, so a diff shows which trial has
+changed.
+
+The folder of a sweep contains the same rows as a plain list of dicts. ``read_rows`` reads both formats.
 """
 
 from enum import StrEnum
@@ -58,7 +60,7 @@ def table_text(rows: list[Row]) -> str:
 
 
 def read_rows(path: Path) -> Any:
-    """Read the rows of the table in a file. If the file contains a plain list of rows, return the list."""
+    """Read the rows of trials from a file, which contains either the table or a plain list of rows."""
     table = read_json(path)
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table

@@ -1,11 +1,12 @@
 """Copy the records of a run, or of a sweep and its trials, to Weights & Biases (W&B) in a separate process.
 
-Importing W&B takes seconds, and its server may be slow or unreachable. To ensure that W&B can neither slow
-nor stop training, the training command starts ``python -m adaecho.records.wandb_mirror FOLDER ...`` as a
-process of low priority. This process watches the run folders and sends new records to W&B. Each run folder
-becomes one run in W&B, whose id is stored in the folder, so that a resumed run continues the same W&B run. In
-mode online, each evaluation is sent as soon as it is recorded. In mode offline, the mirror writes a run to
-disk when it has ended.
+Importing W&B takes seconds, and its server may be slow or unreachable. W&B must neither slow nor stop
+training. Therefore the training command starts ``python -m adaecho.records.wandb_mirror FOLDER ...`` as a
+process of low priority. This process watches the run folders and sends new records to W&B.
+
+Each run folder becomes one run in W&B. The folder stores the id of this W&B run, so a resumed run continues
+the same W&B run. In mode online, each evaluation is sent as soon as it is recorded. In mode offline, the
+mirror writes a run to disk when it has ended.
 """
 
 import os
@@ -35,7 +36,7 @@ _ID_FILE = "wandb_id"
 
 @contextmanager
 def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
-    """Mirror a folder to W&B during the block. A failure of W&B only prints a warning.
+    """Mirror a folder to W&B during the block. If W&B fails, only a warning is printed.
 
     After the block, the function waits up to ``FINISH_WAIT_S`` seconds for the mirror to finish.
 
@@ -92,10 +93,10 @@ class Mirror:
         )
 
     def send(self) -> None:
-        """Send the evaluations that are new, with the number of fresh examples as W&B's step.
+        """Send new evaluations to W&B, with the number of fresh examples as W&B's step.
 
-        A resumed run repeats the evaluations after its last checkpoint with identical results. They are not
-        sent again, because the server already has them.
+        A resumed run repeats the evaluations after its last checkpoint, with identical results. The mirror
+        does not send repeated evaluations again, because the server already has them.
         """
         lines = RunFolder(self._folder).read_metrics()
         for line in lines[self._sent :]:

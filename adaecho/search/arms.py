@@ -1,7 +1,7 @@
-"""Build the arms of a sweep, which are the configurations to compare, and the axes along which each is tuned.
+"""Build the arms of a sweep (the configurations to compare) and the axes along which each arm is tuned.
 
-Arms are defined by comma lists on the command line (``echo.factor=2,4``) and by ``search.arms``. An axis is
-a range of values for one config key, in Hydra's sweep grammar::
+Arms are defined by comma lists on the command line (``echo.factor=2,4``) and by ``search.arms``. An axis is a
+range of values for one config key, in Hydra's sweep grammar::
 
     optimizer.learning_rate: tag(log, interval(0.01, 1))         log-uniform
     optimizer.momentum:      tag(reverse_log, interval(0.5, 0.98))   1 - m is log-uniform
@@ -91,9 +91,9 @@ def build_arms(
 ) -> tuple[list[Arm], list[str]]:
     """Return the distinct arms of a sweep, and one message for each combination that was left out.
 
-    Comma lists may produce an invalid combination, such as ``echo=none echo.factor=2``. It is left out if
-    each of its values also occurs in a valid combination. Otherwise one of the values is probably a mistake,
-    and an error is raised.
+    Arms are the configurations to compare. Comma lists may produce an invalid combination, such as
+    ``echo=none echo.factor=2``. The combination is left out if each of its values also occurs in a valid
+    combination. Otherwise, one of the values is probably a mistake, so an error is raised.
 
     Args:
         typed: the overrides on the command line.

@@ -1,9 +1,11 @@
 """The design of a sweep, which defines all arms and the points of all trials before any trial runs.
 
-A point is the set of hyper-parameter values of one trial. The points of a search are a scrambled Sobol
-sequence from scipy. The seed of the sequence is a hash of the search seed, the content of the arm and the
-number of the repeat, so the point with a given index is always the same. Therefore workers can run trials
-without coordination, and a search can replace a diverged trial by taking the next point of its sequence.
+An arm is one of the configurations to compare. A point is the set of hyperparameter values of one trial. Each
+search tunes one arm, and its points form a scrambled Sobol sequence from scipy.
+
+The seed of the sequence is a hash of the search seed, the content of the arm and the number of the repeat.
+The point with a given index is therefore always the same, which has two advantages. Workers can run trials
+without coordination. If a trial diverges, the search replaces it by taking the next point of the sequence.
 """
 
 import hashlib
@@ -91,8 +93,8 @@ class Arm:
     def content(self) -> dict[str, Any]:
         """Return the content of the arm from which the seed of its points is computed.
 
-        It consists of the axes and the identity of the config (see ``config.identity``), without the seed,
-        hardware settings, data path and searched values.
+        The content consists of the axes (ranges of the searched values) and the identity of the config (see
+        ``config.identity``). The seed, hardware settings, data path and searched values are excluded.
         """
         kept = {key: value for key, value in identity(self.config).items() if key not in _NOT_CONTENT}
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
@@ -161,7 +163,7 @@ class Design:
     def trial(self, trial: TrialId) -> tuple[dict[str, Any], list[str]]:
         """Return the config of a trial as plain dicts, and the overrides that produce it.
 
-        The overrides are those of the arm, followed by the values of the point and by the seed of the trial.
+        The overrides are those of the arm, followed by the trial's hyperparameter values and its seed.
         """
         arm = next(arm for arm in self.arms if arm.name == trial.arm)
         point = self.point(arm, trial.repeat, trial.index)
@@ -195,7 +197,7 @@ class Design:
     def differences(self, recorded: "Design") -> list[str]:
         """Return one line for each difference from a recorded design that prevents continuing its sweep.
 
-        More trials, repeats or replacements for diverged trials are allowed.
+        A continued sweep may have more trials, more repeats or more replacements for diverged trials.
         """
         lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (
@@ -210,10 +212,10 @@ class Design:
 
 
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
-    """Return the first points of a scrambled Sobol sequence in [0, 1)^dimensions, at least ``count``.
+    """Return at least the first ``count`` points of a scrambled Sobol sequence in [0, 1)^dimensions.
 
-    The number of points is rounded up to a power of two, because the sequence is balanced only then. A
-    longer sequence with the same seed begins with the same points.
+    The number of points is rounded up to a power of two, because only then are the points balanced. A longer
+    sequence with the same seed begins with the same points.
     """
     from scipy.stats import qmc  # imported here because it is slow, and workers usually do not need it
 
@@ -225,7 +227,8 @@ def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:
     """Return the seed of a trial, in [0, 2^31).
 
-    Trials with the same repeat and index have the same seed in all arms, so that they form pairs.
+    Trials with the same repeat and index have the same seed in all arms, so the arms can be compared in
+    pairs.
     """
     return stable_hash(search_seed, repeat, index) % 2**31
 

@@ -1,7 +1,7 @@
 """Start the workers of a sweep, either as processes on this machine or as an array of Slurm jobs.
 
-Slurm jobs are submitted with the library submitit. They continue if the command that submitted them ends,
-because workers write all results to the run folders.
+The library submitit submits the Slurm jobs. The jobs continue if the submitting command ends, because workers
+write all results to the run folders.
 """
 
 import getpass
@@ -38,7 +38,7 @@ class WorkerError(UserError):
 def run_here(worker: Worker, number: int, threads: int, look: Callable[[], int]) -> None:
     """Run worker processes on this machine until no trial is left.
 
-    A worker that dies is started again. If this process ends, the workers end too.
+    If a worker dies, it is started again. If this process ends, all workers end too.
 
     Args:
         worker: the worker to run in each process.
@@ -163,9 +163,10 @@ def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) 
 def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
     """Return the parameters of a job in the form that submitit expects.
 
-    If a job has several tasks, they are the ranks that train a trial together. When one of them ends, Slurm
-    must not kill the others at once, because rank 0 may still have to requeue the job. The number of CPUs is
-    passed to srun explicitly, because since Slurm 22.05 it no longer inherits this number from sbatch.
+    If a job has several tasks, these tasks are the ranks that train a trial together. When one rank ends,
+    Slurm must not kill the others at once, because rank 0 may still have to requeue the job. The number of
+    CPUs is passed to srun explicitly, because since Slurm 22.05 srun no longer inherits this number from
+    sbatch.
     """
     given = asdict(settings)
     of_slurm = ("partition", "account", "qos", "setup", "array_parallelism", "signal_delay_s")

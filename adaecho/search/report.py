@@ -169,8 +169,8 @@ def missed(rows: list[Row]) -> list[str]:
 def remarks(state: SweepState) -> list[str]:
     """Return one line for each problem that makes results incomplete or incomparable.
 
-    These are arms whose data files changed between trials, and searches that cannot be completed because
-    trials failed or too many diverged.
+    There are two kinds of problems: arms whose data files changed between trials, and searches that cannot be
+    completed because trials failed or too many diverged.
     """
     lines = []
     files: dict[str, set[str]] = {arm.name: set() for arm in state.design.arms}  # digests of their names
@@ -203,7 +203,8 @@ def unfinished(state: SweepState) -> list[str]:
 def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
     """Return one warning for each arm and axis on which a best point lies in the outermost 5 %.
 
-    The best value may then lie outside the axis.
+    An axis is the range of one hyperparameter. If the best point is this close to an end, the optimum may lie
+    outside the range.
     """
     axes = {arm.name: arm.axes for arm in design.arms}
     return [
@@ -233,8 +234,10 @@ def export(folder: Path, design: Design, rows: list[Row]) -> None:
 
     The studies are named ``<arm>/<repeat>`` and written to the file ``optuna.journal``. The number of a trial
     is its index in the search. The objective is the number of fresh examples to the target, or infinity if
-    the target was missed. Diverged and failed trials have Optuna's state FAIL, and points without an ended
-    trial are enqueued. Errors of Optuna or of the disk only print a warning.
+    the target was missed.
+
+    Diverged and failed trials have Optuna's state FAIL. Points whose trial has not ended are enqueued. Errors
+    of Optuna or of the disk only print a warning.
     """
     import optuna
 

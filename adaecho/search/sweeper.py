@@ -97,8 +97,9 @@ def run(state: SweepState, config: DictConfig) -> bool:
 def sweep_folder(config: DictConfig, design: Design) -> Path:
     """Return the folder of a sweep.
 
-    It is ``hydra.sweep.dir`` if the user has set it or if the sweep is an experiment. Otherwise it is a
-    subfolder whose name is a digest of the design, so that different sweeps get different folders.
+    The folder is ``hydra.sweep.dir`` if the user has set this key or if the sweep is an experiment. Otherwise
+    it is a subfolder of ``hydra.sweep.dir`` whose name is a digest (hash) of the design, so different sweeps
+    get different folders.
     """
     folder = Path(config.hydra.sweep.dir)
     chosen = any(str(one).startswith("hydra.sweep.dir=") for one in config.hydra.overrides.hydra)

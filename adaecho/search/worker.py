@@ -4,9 +4,9 @@
 
     python -m adaecho.search.worker SWEEP_FOLDER
 
-``design.json`` defines the trials, the run folders hold their state, and the lock of a run folder shows that
-a worker runs the trial. So workers need no coordination: any number may run, on every host that shares the
-folder. If one is killed, another continues its trial.
+``design.json`` defines the trials, and the run folders contain their state. While a worker runs a trial, it
+locks the trial's run folder. Workers therefore need no coordination. Any number of workers may run, on every
+host that shares the folder. If a worker is killed, another worker continues its trial.
 """
 
 import argparse
@@ -129,7 +129,8 @@ class Worker:
     def _next_trials(self, number: int) -> Iterator[float | tuple[Path, dict[str, Any], list[str]]]:
         """Yield the next trial as (folder, config, overrides), or a time in seconds to wait.
 
-        Waiting is necessary while other workers run the remaining trials.
+        A wait is necessary while other workers run the remaining trials, because one of these trials may have
+        to be replaced or continued.
         """
         folder, plain, state = Path(self.folder), None, None
         given_up: set[TrialId] = set()
@@ -205,8 +206,9 @@ def _train(
 def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
     """Return whether this worker may run a trial: no other worker runs it, and it has attempts left.
 
-    A trial without attempts left is recorded as failed. The lock is released at the end of this function and
-    acquired again by the trainer, so another worker may still start the trial in between.
+    A trial without attempts left is recorded as failed. This function releases the lock of the run folder
+    when it returns, and the trainer acquires the lock again. In between, another worker may still start the
+    trial.
     """
     run = RunFolder(state.folder / str(trial))
     log = run.path / ATTEMPTS
@@ -231,7 +233,8 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 def _begin(log: Path) -> None:
     """Count an attempt, after the trainer has acquired the lock of the run folder.
 
-    The number of attempts is checked again, because another worker may have started one since ``_claim``.
+    The function checks the number of attempts again, because another worker may have started an attempt since
+    ``_claim``.
     """
     if _attempts(log) >= MAX_ATTEMPTS:
         raise FolderInUseError(f"{log.parent}: another worker has started the last attempt")

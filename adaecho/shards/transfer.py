@@ -1,7 +1,6 @@
 """Transfer the bytes of a file, an http(s) url or an fsspec url, and resume after a broken connection."""
 
 import base64
-import threading
 import time
 import urllib.request
 from http.client import HTTPException
@@ -58,8 +57,7 @@ class Transfer:
                 cause = f"in attempt {attempt} at byte {self.byte}: {type(error).__name__}: {error}"
                 if isinstance(error, _FINAL) or getattr(error, "code", 0) in _FINAL_CODES:
                     break
-            # In a thread of an EchoLoader, use the thread's own sleep, which ends when the loader is closed.
-            getattr(threading.current_thread(), "rest", time.sleep)(delay_s)
+            time.sleep(delay_s)
         raise ConnectionError(f"{self.name}: can't be read {redact_urls(cause)}")
 
     def close(self) -> None:

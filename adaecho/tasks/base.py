@@ -30,9 +30,9 @@ CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
-    """Return the fact CLASS_NAMES, a digest of the class names in the order of their labels.
+    """Return a dict with a digest (hash) of the class names in the order of their labels.
 
-    The dict is empty if the data has no class names.
+    The key of the dict is CLASS_NAMES. The dict is empty if the data has no class names.
     """
     text = "\n".join(names).encode(errors="surrogatepass")
     return {CLASS_NAMES: hashlib.sha256(text).hexdigest()[:16]} if names else {}

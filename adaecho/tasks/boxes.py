@@ -1,8 +1,13 @@
-"""Augment images with boxes as SSD does, and combine them to padded batches.
+"""Augment images with boxes as SSD does, and collate them to padded batches.
 
 The augmentation is described in W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and
-3.6. An example is a dict with ``image``, uint8 [H, W, 3]; ``boxes``, float32 [K, 4], where each box is given
-by its corners x1, y1, x2, y2 in pixels; and ``labels``, int64 [K]. Other entries of the dict stay unchanged.
+3.6.
+
+An example is a dict with these entries; other entries stay unchanged:
+
+* ``image``: uint8 [H, W, 3].
+* ``boxes``: float32 [K, 4], where each box is given by its corners x1, y1, x2, y2 in pixels.
+* ``labels``: int64 [K].
 """
 
 from dataclasses import dataclass
@@ -29,15 +34,20 @@ _TRIES = 40
 class SSDAugment:
     """SSD's augmentation: expand, crop with regard to the boxes, resize, distort colors, flip.
 
-    It is used as ``Task.augment`` for detection. All random numbers come from the generator that is passed
-    in, which belongs to the example and its repeat.
+    Detection tasks use it as ``Task.augment``. All random numbers come from the generator that the loader
+    passes in for each repeat of an example.
 
-    The crop follows torchvision's RandomIoUCrop. It first draws a smallest IoU from seven choices. Then it
-    draws up to 40 windows, whose sides are ``crop_scale`` times those of the image, and whose ratio of width
-    to height lies in ``crop_ratio``. It accepts the first window that contains the center of a box and has
-    at least the drawn IoU with that box. If no window is accepted, it draws another IoU. For an image without
-    boxes it accepts the first window with an allowed ratio. After the crop, boxes whose center lies outside
-    the window are dropped, and the others are clipped to the window.
+    The crop follows torchvision's RandomIoUCrop:
+
+    1. It draws a minimum IoU from seven choices.
+    2. It draws up to 40 windows. Their sides are ``crop_scale`` times those of the image, and their ratio of
+       width to height lies in ``crop_ratio``.
+    3. It accepts the first window that contains the center of a box and has at least the minimum IoU with
+       that box. For an image without boxes, it accepts the first window with an allowed ratio.
+    4. If it accepts no window, it starts over with another minimum IoU.
+
+    After the crop, boxes whose center lies outside the window are dropped. The other boxes are clipped to the
+    window.
 
     Attributes:
         size: the height and width of the resulting image, in pixels.

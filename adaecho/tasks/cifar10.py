@@ -1,10 +1,10 @@
 """The task cifar10: classify CIFAR-10 images with ResNet-32 (paper, Table 1) or a ResNet of another depth.
 
-Images are augmented by padding them with 4 pixels, cropping 32x32 pixels at random, and flipping them
-horizontally at random. The data set (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images",
-2009) has 50,000 training and 10,000 test images. The validation split is held out of the training images,
-and test images are only read for the test split. Training images are either kept in memory or streamed from
-tar shards of encoded images.
+The augmentation pads images with 4 pixels, crops 32x32 pixels at random, and flips images horizontally at
+random. The dataset (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009) has 50,000
+training and 10,000 test images. The validation split is held out of the training images. Test images are read
+only to evaluate the test split. Training images are either loaded into memory or streamed from tar shards of
+encoded images.
 """
 
 from functools import partial

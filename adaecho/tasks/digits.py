@@ -1,4 +1,4 @@
-"""The task digits: classify 1,797 handwritten digits that are part of the package scikit-learn.
+"""The task digits: classify 1,797 handwritten digits, which the package scikit-learn includes.
 
 The images have 8x8 pixels with values 0 to 16. They are the test set of E. Alpaydin and C. Kaynak, "Optical
 Recognition of Handwritten Digits" (UCI repository, 1998). The task has a validation split but no test split.

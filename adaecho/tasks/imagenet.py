@@ -1,8 +1,8 @@
 """The task imagenet: classify ImageNet's images with ResNet-50 (paper, Table 1).
 
-The task also works with any other labelled images and with any classifier of the library timm. As in the
-paper, images are resized, cropped and flipped at random, and their colors are distorted. The paper does not
-state the strength of these changes.
+The task also works with other labelled images and with any classifier of the library timm. As in the paper,
+images are randomly resized, cropped, flipped and distorted in color. The paper does not state the strength of
+these changes.
 """
 
 from collections.abc import Iterator
@@ -96,9 +96,9 @@ def build(config: Config, options: Options) -> Task:
 def _split(config: Config, train: LabelledImages, validation: LabelledImages | None) -> tuple[Any, Any]:
     """Return the training images and the validation images.
 
-    If ``evaluate.max_examples`` limits the validation split, images are chosen at random with
-    ``data.split_seed``, because folders and tables are often sorted by class. From tar shards, which are
-    written in random order, the first images are taken.
+    If ``evaluate.max_examples`` limits the validation split, the function selects images at random with
+    ``data.split_seed``. A random selection is necessary because folders and tables are often sorted by class.
+    Tar shards are written in random order, so from shards it uses the first images.
     """
     path, most = str(config.data.path), config.evaluate.max_examples
     number, seed = config.data.validation_examples, config.data.split_seed
@@ -122,10 +122,10 @@ def _split(config: Config, train: LabelledImages, validation: LabelledImages | N
 
 
 class _FirstOfShards:
-    """The first examples of tar shards in their stored order, which are read again in each evaluation.
+    """The first examples of tar shards in their stored order. Each evaluation reads them again.
 
-    ``EvaluationBatches`` identifies examples by row. Shards have no row numbers, so each example is its own
-    row here.
+    ``EvaluationBatches`` looks up examples by row number. Shards have no row numbers, so this class uses each
+    example itself as its row.
     """
 
     def __init__(self, urls: list[str], most: int | None) -> None:
@@ -134,7 +134,7 @@ class _FirstOfShards:
     def share(self, ranks: DistributedContext) -> Iterator[dict[str, Any]]:
         """Return the examples that this rank evaluates.
 
-        If the number of examples is limited, every rank reads all of them and keeps only its share.
+        If the number of examples is limited, every rank reads all of them and uses only its own part.
         """
         if self._most is not None:
             return islice(self._shards, ranks.rank, self._most, ranks.world_size)

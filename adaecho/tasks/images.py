@@ -1,7 +1,7 @@
 """Code that the image classification tasks share: decoding, loss, and metrics over a split.
 
-Images are kept as uint8 [H, W, C] until they reach the model, whose first layer
-``adaecho.models.images.Normalise`` converts them to floats.
+Images remain uint8 [H, W, C] until they reach the model. The first layer of the model,
+``adaecho.models.images.Normalise``, converts them to floats.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -164,7 +164,7 @@ def classification_metrics(
 class EvaluationBatches:
     """Reads batches of validation examples from storage in each evaluation.
 
-    Examples that cannot be decoded are skipped, as long as there are at most ``data.max_bad_examples``.
+    Up to ``data.max_bad_examples`` examples that cannot be decoded are skipped; more cause an error.
 
     Args:
         source: the examples. ``source[row]`` returns one, and ``source.origin(row)`` its name for messages.

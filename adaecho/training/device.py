@@ -18,9 +18,9 @@ from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
-    """Return the configured device. With ``device=auto`` this is a GPU if one is available.
+    """Return the configured device. With ``device=auto``, the device is a GPU if one is available.
 
-    If several ranks run on a host, each of them uses a different GPU.
+    If several ranks run on a host, each rank uses a different GPU.
 
     Raises:
         ConfigError: no GPU is available for ``device=cuda``, or a host has fewer GPUs than ranks.
@@ -87,9 +87,9 @@ def measure(
     precision: str,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Evaluate a model on a split and return the metrics; all ranks return those of rank 0.
+    """Evaluate a model on a split and return the metrics.
 
-    Afterwards the model is still in eval mode.
+    All ranks return the metrics of rank 0. Afterwards, the model is still in eval mode.
     """
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}

@@ -1,6 +1,6 @@
 """A training step on one or several ranks.
 
-Each rank computes its share of a batch; gradients and batch-norm statistics are averaged over ranks.
+Each rank trains on a part of every batch. Gradients and batch-norm statistics are averaged over ranks.
 """
 
 import inspect
@@ -20,10 +20,10 @@ from adaecho.training.device import autocast
 
 
 def share_of(config: Config, world_size: int) -> Config:
-    """Return the config of one rank, with its share of every batch and of the shuffle buffer.
+    """Return the config of one rank, with its part of every batch and of the shuffle buffer.
 
-    In a run's config, ``batch_size`` and ``echo.shuffle_buffer`` count the examples of all ranks together, so
-    that the same config means the same training for any number of ranks.
+    In a run's config, ``batch_size`` and ``echo.shuffle_buffer`` count the examples of all ranks together.
+    The same config therefore describes the same training for any number of ranks.
 
     Raises:
         ConfigError: the batch cannot be split evenly over the ranks and their micro-batches.
@@ -48,8 +48,8 @@ def num_passes(config: Config) -> int:
 def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.device) -> nn.Module:
     """Wrap the model so that its gradients are averaged over ranks during the backward pass.
 
-    The wrapper assumes a static graph, because every loss of a task uses the model in the same way. It does
-    not synchronize buffers; ``average_statistics`` does that.
+    The wrapper assumes a static graph, because the losses of a task always use the model in the same way. It
+    does not synchronize buffers such as the statistics of batch norm; ``average_statistics`` averages these.
     """
     if ranks.is_alone:
         return model
@@ -78,8 +78,9 @@ class MeanLoss:
     def backward(self, micro_batches: list[Batch]) -> torch.Tensor:
         """Compute the gradient of the mean loss, and return this rank's share of the loss.
 
-        The loss summed over a micro-batch is divided by the total weight of all micro-batches of all ranks.
-        Therefore the result does not depend on how masked tokens or boxes are distributed over micro-batches.
+        The summed loss of each micro-batch is divided by the total weight of all micro-batches of all ranks.
+        The weight is, for example, the number of unmasked tokens or of boxes. The result therefore does not
+        depend on how tokens or boxes are distributed over micro-batches.
         """
         weight = self._task.weight
         if weight is None:
@@ -124,8 +125,8 @@ class MeanLoss:
 def average_statistics(model: nn.Module, ranks: DistributedContext) -> None:
     """Average the running means and variances of batch norm over ranks, before an evaluation.
 
-    Between evaluations, each rank updates them from its own share of the data. Averaging the variances
-    neglects the differences between the means of the ranks.
+    Between evaluations, each rank updates its statistics only from its own examples. The averaged variance is
+    too small, because it neglects the differences between the means of the ranks.
     """
     found = [
         getattr(module, name, None) for module in model.modules() for name in ("running_mean", "running_var")

@@ -16,8 +16,8 @@ from adaecho.errors import ConfigError
 class EagerSGD(torch.optim.SGD):
     """torch's SGD without the decorators that support ``torch.compile``.
 
-    When they are first called, these decorators import the compiler, which takes as long as importing torch
-    itself. A test checks that the resulting weights equal those of torch's SGD bit for bit.
+    At their first call, these decorators import the compiler, which takes as long as importing torch itself.
+    The resulting weights equal those of torch's SGD bit for bit.
     """
 
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
@@ -115,9 +115,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
 def average_of(model: nn.Module, decay: float) -> AveragedModel:
     """Return an exponential moving average of the model's weights, in eval mode.
 
-    After each step, ``average = decay * average + (1 - decay) * weights``. The average starts with the
-    weights after the first step (B. Polyak and A. Juditsky 1992; computed by torch's ``AveragedModel``). The
-    running statistics of batch norm are averaged too.
+    After each step, ``average = decay * average + (1 - decay) * weights``. The average is initialized with
+    the weights after the first step. The running statistics of batch norm are averaged too.
+
+    Source: B. Polyak and A. Juditsky 1992; computed by torch's ``AveragedModel``.
     """
     follow: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
@@ -128,8 +129,9 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
 def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
     """Split a batch into micro-batches: the k-th micro-batch has every ``count``-th example, starting at k.
 
-    The copies of an echoed example are often next to each other. This split puts them into different
-    micro-batches, so that AdaScale's gain reflects that their gradients are similar.
+    The copies of an echoed example are often adjacent in a batch. This split puts adjacent copies into
+    different micro-batches. AdaScale compares the gradients of micro-batches, so its gain then reflects that
+    the copies have similar gradients.
 
     Args:
         batch: tensors with examples along the first axis, and lists with one item for each example.

@@ -61,10 +61,11 @@ def meets(direction: Direction, value: float, target: float | None) -> bool:
 def is_at_chance(
     config: Config, direction: Direction, best: dict[str, Any] | None, fresh_examples: int
 ) -> bool:
-    """Return whether the run is as good as guessing although it has used enough of its budget to be better.
+    """Return whether a run is still no better than guessing, although it had enough budget to improve.
 
-    This is so if ``target.chance_share`` of the budget of fresh examples has been read, and no evaluation was
-    better than ``target.chance_level``.
+    The result is true if two conditions hold. The run has read the share ``target.chance_share`` of its
+    budget of fresh examples. No evaluation was better than ``target.chance_level``, the metric of a model
+    that guesses.
     """
     target, budget = config.target, config.max_fresh_examples
     if target.chance_level is None or budget is None or fresh_examples < target.chance_share * budget:
@@ -91,8 +92,8 @@ def budget_spent(config: Config, steps: int, fresh_examples_ahead: float, train_
 def is_finished(summary: dict[str, Any], config: Config) -> bool:
     """Return whether a run needs no more training under the budgets of ``config``.
 
-    A run that ended because its budget was spent needs more training if the budgets of ``config`` are
-    different.
+    If a run ended because its budget was spent, it needs more training as soon as a budget in ``config`` has
+    changed.
     """
     if summary["status"] == Status.BUDGET_SPENT:
         return bool(summary.get("budgets") == {key: getattr(config, key) for key in BUDGETS})
@@ -102,7 +103,7 @@ def is_finished(summary: dict[str, Any], config: Config) -> bool:
 class ProgressLog:
     """Print the progress of a run: first after 5 s, then at intervals that double up to 60 s.
 
-    It reads nothing from the device, so that it does not slow the run down.
+    The log reads nothing from the device, because a read would wait for the device and slow down the run.
     """
 
     def __init__(self, config: Config) -> None:

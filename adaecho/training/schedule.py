@@ -10,14 +10,14 @@ class Schedule:
     """Compute the learning rate at each position of a run.
 
     * ``constant``: the learning rate is always ``peak``.
-    * ``linear_decay``: it decays linearly from ``peak`` to ``peak / decay_factor`` over the decay's duration,
-      and then stays constant (paper, footnote 6).
-    * ``cosine``: it decays between the same values along half a cosine wave (I. Loshchilov and F. Hutter,
-      "SGDR", 2017, without restarts).
-    * ``step_decay``: it is divided by ``milestone_factor`` at the first milestone and again after the gap
-      (paper, section 3.1, for SSD).
+    * ``linear_decay``: the learning rate decays linearly from ``peak`` to ``peak / decay_factor`` over the
+      decay's duration, and then stays constant (paper, footnote 6).
+    * ``cosine``: the learning rate decays between the same values along half a cosine wave (I. Loshchilov and
+      F. Hutter, "SGDR", 2017, without restarts).
+    * ``step_decay``: the learning rate is divided by ``milestone_factor`` at the first milestone and again
+      after the gap (paper, section 3.1, for SSD).
 
-    During a warm-up of n steps, the k-th step uses k/n of this learning rate.
+    During a warm-up of n steps, the k-th step uses k/n of the scheduled learning rate.
 
     Args:
         config: shape and durations of the schedule.

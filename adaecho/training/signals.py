@@ -25,12 +25,12 @@ class WaitEndedError(KeyboardInterrupt):
 
 
 class Interrupt:
-    """A context in which a signal is only recorded, so that the training loop can end in order.
+    """A context that records signals instead of stopping the process, so the training loop can end cleanly.
 
-    A signal may arrive in the middle of an update, so its handler must not do more than set ``signal``.
-    Inside ``waiting``, where no work can be lost, the first signal raises ``WaitEndedError``. A second Ctrl-C
-    raises it anywhere. Outside the main thread Python allows no signal handlers, so the context has no effect
-    there.
+    A signal may arrive in the middle of an update, so the handler only sets ``signal``. Inside ``waiting``,
+    where no work can be lost, the first signal raises ``WaitEndedError``. A second Ctrl-C raises this error
+    anywhere. Python allows signal handlers only in the main thread, so in other threads the context has no
+    effect.
 
     Attributes:
         signal: number of the first signal; 0 before any signal.
@@ -52,9 +52,10 @@ class Interrupt:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal end the block at once, also a signal that arrived before the block.
+        """Let a signal end the block at once, even if the signal arrived before the block.
 
-        The block may only wait for data or build objects, because its work is lost if a signal ends it.
+        The block may only wait for data or build objects, because a signal discards the work inside the
+        block.
         """
         self._is_waiting = True
         try:

@@ -34,8 +34,9 @@ LOSS_CHECK_STEPS = 20
 class Trainer:
     """Train one run: hold the state that a checkpoint contains, and run the training loop.
 
-    Each rank has its own trainer. All ranks take the same decisions, because these depend only on counts that
-    are summed over ranks, on a signal on any rank, and on rank 0's timers, time budget and pruning.
+    Each rank has its own trainer, and all trainers must make the same decisions. Decisions therefore depend
+    only on values that all ranks share: counts summed over ranks, a signal on any rank, and rank 0's timers,
+    time budget and pruning.
 
     Args:
         config: the run's config.
@@ -133,10 +134,10 @@ class Trainer:
     def _warm_up(self, batch: Batch) -> None:
         """Run two forward and backward passes that have no effect on the run and are not timed.
 
-        The first pass compiles the model. After two passes, DistributedDataParallel with a static graph
-        changes the order in which gradients are summed, which changes the rounding for three or more ranks.
-        Without the warm-up, a resumed run would start with the initial order and differ from an uninterrupted
-        run.
+        The first pass compiles the model. The second pass makes a resumed run equal to an uninterrupted run.
+        After two passes, DistributedDataParallel with a static graph changes the order in which it sums
+        gradients. For three or more ranks, this order changes the rounding. Without the warm-up, a resumed
+        run would again start with the initial order.
         """
         rng, model = rng_state(self.device), self.model
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -244,10 +245,10 @@ class Trainer:
         return self.schedule.rate(self.progress.steps)
 
     def gain(self) -> dict[str, float | None]:
-        """Return AdaScale's columns of the records, or an empty dict without AdaScale.
+        """Return the values of AdaScale that are recorded, or an empty dict without AdaScale.
 
-        They are the gain, its two averages, tau in steps and in fresh batches, and the gradient noise scale
-        in examples. The noise scale is None if it is not finite.
+        The values are the gain, its two averages, tau (scale-invariant steps) in steps and in fresh batches,
+        and the gradient noise scale in examples. The noise scale is None if it is not finite.
         """
         if self.adascale is None:
             return {}
@@ -307,7 +308,7 @@ class Trainer:
     def evaluate_end(self) -> Status:
         """Evaluate at the end of the budget, unless the model has just been evaluated, and return the status.
 
-        The status can be ``reached``, because this evaluation too may meet the target.
+        The status is ``reached`` if this last evaluation meets the target.
         """
         status = self._evaluate() if self._losses or not self.progress.evaluations else None
         return Status.BUDGET_SPENT if status in (None, Status.PRUNED) else status
@@ -323,7 +324,7 @@ class Trainer:
     def at_end(self) -> dict[str, Any]:
         """Return the fields that the task adds to the summary of a finished run, for example generated text.
 
-        The time to compute them counts as evaluation time.
+        The time to compute these fields counts as evaluation time.
         """
         at_end = self.task.at_end
         if at_end is None:
@@ -374,9 +375,9 @@ class Trainer:
         return {**asdict(self.clocks), "wait_time_s": self.loader.wait_time_s}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines all later steps. It contains no pickled code.
+        """Return the state that determines all later steps, without pickled code.
 
-        All ranks must call this method; the result has the state of each rank under ``ranks``.
+        All ranks must call this method. The result contains the state of each rank under ``ranks``.
         """
         consolidate = getattr(self.optimizer, "consolidate_state_dict", None)
         if consolidate is not None:  # it is a ZeroRedundancyOptimizer, perhaps inside AdaScale

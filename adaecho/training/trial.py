@@ -45,9 +45,11 @@ def run_trial(
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or resume the run in ``folder``.
 
-    A run that is finished is not trained again. A run that diverges is finished, too. A signal ends the run
-    with status ``preempted`` and a checkpoint, from which the next call resumes. If a signal arrives after
-    the outcome is decided, it does not change the outcome and is only returned, as ``signal``.
+    A finished run is not trained again. A run that diverged counts as finished.
+
+    A signal ends the run with a checkpoint and the status ``preempted``. The next call resumes from this
+    checkpoint. If a signal arrives when the final status is already determined, the status does not change.
+    The summary then only reports the signal, as ``signal``.
 
     Args:
         config: a validated config.

@@ -1,4 +1,5 @@
-"""Image transforms for EchoLoader: decoding, crops, flips and colour jitter.
+"""Image transforms for EchoLoader: decoding, crops, flips and color jitter.
 
-Their random numbers are keyed to each example and its repeat, so they do not depend on the number of workers.
+The random numbers of a transform depend only on the seed, the example and the number of its repeat. The
+result is therefore the same for any number of workers.
 """

@@ -4,8 +4,9 @@
         dataset, 256, decode=DecodeImage(), augment=RandomResizedCrop(224, brightness=0.4), num_workers=2
     )
 
-Both transforms release the GIL, so that threads run in parallel. They need opencv-python-headless (the extra
-``images``), which decodes JPEG faster than Pillow, and to the same pixels.
+The transforms release the GIL, so several threads can process images in parallel. They need
+opencv-python-headless (the extra ``images``). OpenCV decodes JPEG faster than Pillow and yields identical
+pixels.
 """
 
 import math
@@ -50,9 +51,10 @@ _TRIES = 10
 class DecodeImage:
     """A ``decode`` function for encoded images in any format that OpenCV reads.
 
-    Images are rotated by their EXIF orientation, and grey and CMYK images are converted to RGB. All repeats
-    of an image share the same read-only memory. ``torch.from_numpy`` ignores that it is read-only, so an
-    ``augment`` function must not write into the resulting tensor.
+    Images are rotated according to their EXIF orientation. Gray and CMYK images are converted to RGB.
+
+    All repeats of an image share the same read-only memory. ``torch.from_numpy`` ignores the read-only flag,
+    so an ``augment`` function must not write into a tensor created this way.
 
     Attributes:
         field: where an example contains the image: the key of a dict, the index of a tuple, or None if the
@@ -160,16 +162,24 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
 class RandomResizedCrop:
     """An ``augment`` function for decoded images: random resized crop, horizontal flip and colour jitter.
 
-    Input and output are uint8. The crop follows torchvision's RandomResizedCrop: it draws an area uniformly
-    from ``scale`` (as a share of the image) and a ratio of width to height log-uniformly from ``ratio``, up
-    to ten times. If no crop fits into the image, it uses the largest central crop with an allowed ratio. The
-    jitter follows torchvision's ColorJitter, with factors uniform in [1 - value, 1 + value].
+    Input and output are uint8.
 
-    The factors b of brightness, c of contrast and s of saturation form a single affine map of a pixel x: b (c
-    (s x + (1 - s) g(x)) + (1 - c) m), where g(x) is the grey value of the pixel and m the mean grey value of
-    the crop. The result is rounded and clipped to [0, 255] only once. Without clipping, it equals the three
-    steps in any order. Implementations that round and clip after each step differ from it by one or two grey
-    levels, and by more if an intermediate value leaves [0, 255].
+    The crop follows torchvision's RandomResizedCrop. It draws an area uniformly from ``scale`` (a fraction of
+    the image's area) and a ratio of width to height log-uniformly from ``ratio``. If the crop does not fit
+    into the image, it draws again, at most ten times in total. If no crop fits, it uses the largest central
+    crop with an allowed ratio.
+
+    The jitter follows torchvision's ColorJitter, with factors uniform in [1 - value, 1 + value]. The factors
+    b of brightness, c of contrast and s of saturation form a single affine map of a pixel x::
+
+        b (c (s x + (1 - s) g(x)) + (1 - c) m)
+
+    Here g(x) is the gray value of the pixel, and m is the mean gray value of the crop. Without clipping, this
+    map equals the three steps applied in any order.
+
+    The result is rounded and clipped to [0, 255] only once. Implementations that round and clip after each
+    step differ from it by one or two gray levels. The difference is larger if an intermediate value leaves
+    [0, 255].
 
     Attributes:
         size: height and width of the result, in pixels.
@@ -229,7 +239,8 @@ class RandomResizedCrop:
 class CenterCrop:
     """A center crop for evaluation: a square with ``share`` of the shorter side, resized to ``size`` pixels.
 
-    The default share of 0.875 corresponds to resizing the shorter side to 256 and cropping 224 pixels.
+    With ``size=224``, the default share of 0.875 corresponds to resizing the shorter side to 256 pixels and
+    cropping 224.
     """
 
     size: int = 224

@@ -1,6 +1,7 @@
-"""Decode a region of a JPEG on the CPU with nvImageCodec (the extra ``regions``).
+"""Decode a rectangular region of a JPEG on the CPU with nvImageCodec (the extra ``regions``).
 
-This needs neither a GPU nor CUDA. The pixels equal those of the whole image decoded by OpenCV.
+Neither a GPU nor CUDA is needed. The pixels equal those that OpenCV yields for the same region of the whole
+image.
 """
 
 import contextlib

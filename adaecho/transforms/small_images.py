@@ -1,6 +1,7 @@
-"""Pad, crop and flip small images in blocks of many images at once.
+"""Pad, crop and flip small images, many images at a time.
 
-The random numbers of each image are keyed to its example, so that the result does not depend on its block.
+The random numbers of an image depend only on its example, so the result does not depend on which images are
+processed together.
 """
 
 import threading
@@ -87,9 +88,9 @@ class _Scratch(threading.local):
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
         """Pad images, and return a view of all runs of bytes that can be a crop: [block, 2 p (W + 1) + 1].
 
-        A run has H W C bytes, runs overlap, and p is the padding. The crop with the corner (top, left) in a
-        padded image is run top W + left. In this run, columns outside the image contain pixels of an adjacent
-        row, which the mask ``inside`` sets to zero.
+        Here p is the padding. A run has H W C bytes, and runs overlap. The crop whose corner in the padded
+        image is (top, left) is run number top W + left. In this run, columns outside the image contain pixels
+        of an adjacent row. The mask ``inside`` sets these pixels to zero.
         """
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
@@ -127,7 +128,10 @@ def _pad_and_crop(
     left: NDArray[np.int64],
     order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Crop the padded images, and reorder them by ``order``. Each crop is a single copy of a run of bytes."""
+    """Crop the padded images, and reorder them by ``order``.
+
+    A crop is one contiguous run of bytes of the padded image, so a single copy suffices for each crop.
+    """
     width = images.shape[2]
     runs = _scratch.pad(images, padding)
     cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)

@@ -1,4 +1,6 @@
-"""SPDL's side of ``echo_jpeg``: threads that decode and transform with FFmpeg. It needs FFmpeg's libraries.
+"""SPDL's part of the benchmark ``echo_jpeg``: threads that decode and transform with FFmpeg.
+
+The script needs FFmpeg's libraries.
 
     python -m benchmarks.peers.spdl_jpegs FOLDER
 

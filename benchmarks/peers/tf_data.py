@@ -1,4 +1,6 @@
-"""The sides of tf.data. They need a separate process, because TensorFlow and torch both contain LLVM.
+"""tf.data's part of the benchmarks ``echo_jpeg`` and ``echo_small_arrays``.
+
+It runs in a separate process, because TensorFlow and torch both contain LLVM.
 
     python -m benchmarks.peers.tf_data jpegs FOLDER           # decodes only the crop, resizes linearly
     python -m benchmarks.peers.tf_data small VARIANT FACTOR   # echoes by the paper's snippet (section 2)
@@ -38,10 +40,10 @@ def small_images(echo: str, factor: str) -> Any:
 
 
 def augment_jpeg(content: Any) -> Any:
-    """Augment one JPEG.
+    """Decode and augment one JPEG.
 
-    It applies a random resized crop as in TensorFlow's ImageNet examples, a flip, and a jitter as one affine
-    map.
+    The augmentation is a random resized crop as in TensorFlow's ImageNet examples, a flip, and a jitter as
+    one affine map.
     """
     corner, size, _ = tf.image.sample_distorted_bounding_box(
         tf.image.extract_jpeg_shape(content), tf.zeros([1, 0, 4]), area_range=sides.SCALE,

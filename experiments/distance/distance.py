@@ -1,9 +1,14 @@
 """Measure how the value of a repeat depends on its distance: ``python -m experiments.distance.distance TASK``
 
-Some arms use each of U distinct examples four times. These uses are one step apart, as far apart as a shuffle
-buffer moves them, or a whole epoch apart. For comparison, other arms use between U and 4 U new examples once.
-README.md has the decision rule. The result of each run is written to a file, so that the same command
-continues after an interruption.
+The value of a repeat is the number of fresh examples that one repeat replaces. Its distance is the number of
+examples between two uses of the same example.
+
+An arm is one configuration under comparison. Some arms use each of U distinct examples four times. Their
+repeats are one step apart, as far apart as a shuffle buffer moves them, or a whole epoch apart. For
+comparison, other arms use between U and 4 U new examples once.
+
+README.md has the decision rule. The result of each run is written to a file. After an interruption, the same
+command therefore continues with the remaining runs.
 """
 
 from collections.abc import Sequence
@@ -120,8 +125,8 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
 def effective(loss: float, curve: Sequence[float], unique: int) -> float:
     """Return the number of new examples with which a run would end at this loss.
 
-    The logarithm of the number is interpolated linearly between the losses of ``curve``, and extrapolated
-    beyond them.
+    The known losses are those in ``curve``. Between them, the logarithm of the number is interpolated
+    linearly in the loss. Beyond them, it is extrapolated.
 
     Args:
         loss: the loss of an arm.
@@ -137,8 +142,9 @@ def effective(loss: float, curve: Sequence[float], unique: int) -> float:
 def readings(rows: Sequence[Row], unique: int) -> list[Row]:
     """Return the value of a repeat in each arm, its slope over log distance, and the sufficient buffer.
 
-    The sufficient buffer is the smallest whose repeats have the share ``SHARE`` of the value at a whole
-    epoch.
+    The value of a repeat is the number of fresh examples that one repeat replaces. The sufficient buffer is
+    the smallest shuffle buffer whose repeats have at least the share ``SHARE`` of the value of repeats a
+    whole epoch apart.
     """
     tested = [row for row in rows if row["seed"] in SEEDS]
     losses = {arm: [row["loss"] for row in tested if row["arm"] == arm] for arm in ARMS}

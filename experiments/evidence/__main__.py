@@ -1,7 +1,8 @@
 """``python -m experiments.evidence``: draw the figures and write the report and claims from the records.
 
-The command reads only the committed records (``results/``), and needs neither a GPU nor a network. It draws
-the tables of sweeps, the predicted times and the values of a repeat, and it also writes docs/claims.md.
+The command draws the tables of sweeps, the predicted times and the values of a repeat. It also writes
+docs/claims.md, which lists the paper's claims with our results. It reads only the committed records
+(``results/``), and needs neither a GPU nor a network.
 """
 
 from pathlib import Path

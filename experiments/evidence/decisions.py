@@ -1,21 +1,27 @@
-"""The rules that decide each of the paper's claims, and the verdicts.
+"""The rules that decide whether each of the paper's claims holds in our records.
 
-A claim that an arm is cheaper is tested one-sided: Welch's t test compares the mean log costs over searches,
-and its p values are adjusted by Holm's method (1979) for the number of claims of a task. The permutation test
-(``significance.cheaper_p``) is reported too. A claim of "no harm" is one of non-inferiority: it holds if the
-interval of the difference lies above minus the margin. A claim with an excess holds if the 95 % interval of
-the ratio of costs ends below 1 plus the excess.
+An arm is one configuration under comparison, and its cost is the number of fresh examples (or steps or
+seconds) to the target. Each arm is tuned by several searches, each of which yields one cost.
 
-The cost of a search is often known only up to bounds (see ``readings``). For example, a search that missed
-the target costs at least its reads. A claim holds if it holds with the arm's costs at their upper bounds and
-the other arm's at their lower bounds. It fails if it fails at the opposite ends of the bounds. The noise
-between searches is at least the noise that comes from the grid of evaluations.
+* A claim that an arm is cheaper than another arm is tested one-sided. Welch's t test compares the mean log
+  costs over searches. Holm's method (1979) adjusts the p values for the number of claims of a task. The
+  permutation test (``significance.cheaper_p``) is reported too.
+* A claim of "no harm" is a claim of non-inferiority. It holds if the interval of the difference lies above
+  minus the margin.
+* A claim with an excess holds if the 95 % interval of the ratio of costs ends below 1 plus the excess.
 
-A verdict is fragile if another reading of the records changes it. A reading that is at least as favourable to
-a claim must never give a weaker verdict. Therefore all other readings share a single noise, the widest among
-the readings with known costs. If the searches as run decide a claim, so does a difference that is at least as
-large. With separate noises, a more favourable reading could stay open, because a single very favourable cost
-widens Welch's interval.
+The cost of a search is often known only up to bounds (see ``readings``). For example, if a search missed the
+target, its cost is at least the number of examples that it read. A claim holds only if it holds in the least
+favourable case: the arm's costs at their upper bounds and the other arm's at their lower bounds. It fails
+only if it fails in the most favourable case, at the opposite ends of the bounds. The noise between searches
+is at least the noise that comes from evaluating only at intervals.
+
+A reading is one way to compute costs from the records. A verdict is fragile if another reading changes it. A
+reading that is at least as favourable to a claim must never give a weaker verdict. With separate estimates of
+the noise, a more favourable reading could stay undecided, because a single very favourable cost widens
+Welch's interval. Therefore all readings other than the searches as run share a single noise, the widest among
+the readings with known costs. If the searches as run decide a claim, a difference that is at least as large
+decides it in the same way.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Write the verdicts on the paper's claims as Markdown.
 
-There is an overview, and for each experiment and task a table with the commands that produced its records.
+The page starts with an overview. For each experiment and task, it has a table and the commands that produced
+the records.
 """
 
 import math
@@ -102,7 +103,8 @@ def interval_words(ratio: Ratio, form: str) -> str:
 def _of_a_rerun(effect: Ratio, is_difference: bool) -> Ratio:
     """Return the interval that contains the effect of a second run of the experiment in 95 % of cases.
 
-    It is wider than the effect's own interval, because both runs are noisy.
+    This interval is wider than the confidence interval of the effect, because both runs of the experiment are
+    noisy.
     """
     if effect.low is None or effect.high is None:
         return effect

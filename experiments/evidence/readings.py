@@ -1,14 +1,19 @@
 """Readings: different ways to compute the costs of an arm's searches from its records, without new training.
 
-The first reading takes the searches as they were run. Two readings use only a part of the search space: the
-lower or the upper three quarters of each axis (on the axis's own scale). Two readings use easier targets,
-with 1.5 and 2 times the error (or a loss that is higher by 0.1 and 0.2). They take the costs from the curves
-of the best trials at the original target, as the paper does for Fig. 4. A target that guessing would meet is
-not used.
+The cost of a search is the number of fresh examples that its best trial needed to reach the target. There are
+five readings:
 
-The cost of a search may be known only up to bounds. A search that missed the target costs at least its reads.
-In a part of the space, another trial may be the best of its search. A pruned trial (``search.prune``) might
-have been the best, and its cost is above its reads.
+* One takes the searches as they were run.
+* Two use only a part of the search space: the lower or the upper three quarters of each axis (on the axis's
+  own scale).
+* Two use easier targets, with 1.5 and 2 times the error (or a loss that is higher by 0.1 and 0.2). They take
+  the costs from the curves of the best trials at the original target, as the paper does for Fig. 4. If a
+  model that guesses would meet an easier target, this target is not used.
+
+The cost of a search may be known only up to bounds. If a search missed the target, its cost is at least the
+number of examples that it read. In a part of the space, another trial may be the best of its search. This
+trial may have been pruned (``search.prune``), which means stopped before it reached the target. Its cost is
+then above the number of examples that it read.
 """
 
 import math
@@ -42,7 +47,7 @@ _UNKNOWN = Bounds(0, math.inf)
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read an arm's records: as searched, in a part of the space, or to an easier target.
+    """One way to compute an arm's costs: as searched, in a part of the search space, or to an easier target.
 
     Attributes:
         name: name in the report.
@@ -70,9 +75,9 @@ class Reading:
         return [_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
 
     def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
-        """Return the best metric of each search, at any evaluation of any counted trial.
+        """Return the best metric of each search, over all evaluations of all counted trials.
 
-        The result is None for an easier target, because the target does not change the best metric.
+        For an easier target, the result is None, because the target does not change the best metric.
         """
         if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
             return None

@@ -15,15 +15,18 @@ _RESAMPLES = 20_000  # number of random splits if there are more possible splits
 def grid_variance(costs: Sequence[float], step: float) -> float:
     """Return the smallest possible variance of log costs that are known only up to multiples of ``step``.
 
-    A run meets the target somewhere in the step before the evaluation, so the error of its cost is uniform,
-    with variance step^2 / 12. Divided by the squared cost, this is the variance of the logarithm, which is
-    averaged over the costs.
+    A run meets the target somewhere between two evaluations, which are ``step`` examples apart. The error of
+    its cost is therefore uniform, with variance step^2 / 12. Divided by the squared cost, this is
+    approximately the variance of the log cost. The result is the average of this variance over the costs.
     """
     return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
 
 
 def less_p(difference: float, noise: Noise) -> float:
-    """Return the one-sided p value of "the difference is below 0". The error of the noise must be above 0."""
+    """Return the one-sided p value of the claim that the difference is below 0.
+
+    The standard error of the noise must be above 0.
+    """
     from scipy import special
 
     return float(special.stdtr(noise.freedom, difference / noise.error))
@@ -40,8 +43,8 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
     """Return the one-sided p value of "the arm is cheaper than the baseline", by a permutation test of ranks.
 
-    The test compares the arm's rank sum over all splits of the runs into two groups. If there are more than
-    20,000 splits, it uses 20,000 random splits with a fixed seed.
+    The test compares the arm's rank sum with the rank sums of all splits of the runs into two groups. If
+    there are more than 20,000 splits, the test uses 20,000 random splits with a fixed seed.
 
     Args:
         costs: one cost per run or search; None if the target was missed, which counts as the worst rank.
@@ -70,7 +73,8 @@ def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Return p values adjusted for their number (Holm 1979).
 
-    If all claims below alpha are accepted, the probability of any false one among them is at most alpha.
+    If all claims with an adjusted p value below alpha are accepted, the probability that any of these claims
+    is false is at most alpha.
     """
     adjusted: dict[str, float] = {}
     largest = 0.0

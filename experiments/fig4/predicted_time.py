@@ -1,15 +1,15 @@
 """Test whether the numbers of fresh examples and steps predict wall time.
 
-The prediction for echoing factor e is T(e) = max(fresh(e) t_upstream, steps(e) t_step), where t_upstream is
-the time to read a fresh example and t_step the time of a training step. To run the test:
+The prediction for echoing factor e is T(e) = max(fresh(e) t_upstream, steps(e) t_step). Here t_upstream is
+the time to read a fresh example, and t_step is the time of a training step. To run the test:
 
     python scripts/cifar10_shards.py DATA SHARDS
     python -m experiments.fig4.predicted_time SHARDS
 
 The numbers fresh(e) and steps(e) to the target come from committed records, from the first search or seed of
-each factor. The same runs are trained again, one after another, with reads and steps that are slowed down to
-a fixed pace. A step sleeps until ``STEP_S`` seconds have passed, as a CPU does while a GPU works. To slow
-down the reads, the source of digits sleeps, and CIFAR-10 comes from ``scripts/slow_store.py`` at a limited
+each factor. The test then trains the same runs again, one after another, with reads and steps slowed down to
+a fixed pace. A step sleeps until ``STEP_S`` seconds have passed, like a CPU that waits for a GPU. The reads
+of digits are slowed down by a source that sleeps. CIFAR-10 comes from ``scripts/slow_store.py`` at a limited
 rate.
 """
 
@@ -65,7 +65,10 @@ class Paced:
 
 @contextmanager
 def paced(example_s: float | None) -> Iterator[None]:
-    """Slow down the steps of each task, from the loss to the update, and, if a time is given, its source."""
+    """Slow down the training steps of each task and, if a time is given, the reads of its source.
+
+    A step extends from the computation of the loss to the update of the weights.
+    """
     began = 0.0
 
     def build(config: Any) -> Task:

@@ -1,10 +1,14 @@
 """Measure the value of a repeat at equal steps: ``python -m experiments.repeat_value.equal_steps TASK``
 
-The value, or worth, of a repeat says how many new examples it replaces. A model is trained without echoing.
-From each checkpoint along this run, several branches continue: with new examples, with each echo variant at
-echoing factor e, and with e times as many new examples. The last two take equally many steps. README.md has
-the decision rule. The result of each run is written to a file, so that the same command continues after an
-interruption. After the last run, the tables are written.
+The value, or worth, of a repeat is the number of new examples that one repeat replaces. A model is trained
+without echoing. At each checkpoint of this run, several branches continue the training:
+
+* One branch uses new examples.
+* Others use the same number of new examples and an echo variant at echoing factor e.
+* Another uses e times as many new examples, so it takes as many steps as the echoed branches.
+
+README.md has the decision rule. The result of each run is written to a file. After an interruption, the same
+command therefore continues with the remaining runs. The tables are written after the last run.
 """
 
 from collections.abc import Sequence
@@ -86,10 +90,10 @@ def workload(subject: Subject, overrides: Sequence[str]) -> Workload:
 
 
 def branches_of(subject: Subject) -> list[tuple[str, int, int]]:
-    """Return the branches of a task.
+    """Return the branches of a task, which are the continuations that start at each checkpoint.
 
-    Each is described by the echo variant, the echoing factor, and the number of new examples as a multiple of
-    those of an echoed branch.
+    A branch is a tuple of the echo variant, the echoing factor, and the number of new examples. This number
+    is a multiple of the number in an echoed branch.
     """
     new = [("none", 1, times) for times in (1, *FACTORS)]
     return new + [(variant, factor, 1) for factor in FACTORS for variant in subject.variants]
@@ -129,8 +133,9 @@ def _branches(
 ) -> list[Row]:
     """Return the mean loss after each branch, all of which start from copies of the same model and optimizer.
 
-    All branches of a continuation read the same first examples, with the same augmentation at first use, so
-    that they can be compared in pairs.
+    Each branch is trained several times, once per continuation. Within a continuation, all branches read the
+    same first examples, with the same augmentation at first use. The branches can therefore be compared in
+    pairs.
     """
     losses: dict[tuple[str, int, int], list[float]] = {branch: [] for branch in branches_of(subject)}
     for continuation in range(subject.continuations):
@@ -159,9 +164,10 @@ class Interval(NamedTuple):
 def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | None:
     """Return mean(above) / mean(below) with Fieller's confidence interval.
 
-    The interval contains every ratio r that Student's t test does not reject. With d = above - r below, this
-    test is mean(d)^2 <= t^2 var(d) / n for n runs. Let A and B be the two means, and s_aa, s_ab and s_bb the
-    variances and the covariance. Then the test is a quadratic inequality in r::
+    The interval contains every ratio r that Student's t test does not reject. With d = above - r below and n
+    runs, the test does not reject r if mean(d)^2 <= t^2 var(d) / n. Let A and B be the means of ``above`` and
+    ``below``, s_aa and s_bb their variances, and s_ab their covariance. Then this condition is a quadratic
+    inequality in r::
 
         (B^2 - t^2 s_bb / n) r^2 - 2 (A B - t^2 s_ab / n) r + (A^2 - t^2 s_aa / n) <= 0
 
@@ -198,8 +204,9 @@ def decide(interval: Interval | None) -> str:
 
 
 def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers:
-    """Return by how much a branch lowers the loss, compared with the branch of new examples alone: [runs].
+    """Return how much lower the loss is after a branch than after the branch of new examples alone: [runs].
 
+    The branch of new examples alone has no echoing and the same number of new examples as an echoed branch.
     The runs are in the order of their seeds.
     """
     of_branch = {
@@ -243,9 +250,10 @@ def readings(rows: Sequence[Row]) -> list[Row]:
 def correlations(rows: Sequence[Row]) -> list[Row]:
     """Correlate gradient noise with the value of a repeat, in the three ways that README.md describes.
 
-    The value in a run at a checkpoint is the gain from repeats divided by the mean gain from as many new
-    examples. The signal is mu^2 divided by the part of sigma^2 that a repeat has in common with its first
-    use.
+    The value of a repeat is computed for each run and checkpoint. It is the gain from repeats divided by the
+    mean gain from as many new examples, where a gain is a reduction of the loss. The signal is mu^2 divided
+    by the part of sigma^2 that a repeat has in common with its first use. Here mu is the mean gradient, and
+    sigma^2 is the noise of the gradient of one example.
     """
     positions = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
@@ -278,7 +286,7 @@ def _ranks_of_rows(ours: Numbers, theirs: Numbers) -> Numbers:
 
 
 def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
-    """Return what each pair of runs contributes to the rank correlation over runs: [runs, runs].
+    """Return the contribution of each pair of runs to the rank correlation over runs: [runs, runs].
 
     The correlation is computed at each checkpoint and averaged over checkpoints.
     """
@@ -296,7 +304,8 @@ def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
 def _permuted(products: Numbers) -> Row:
     """Return the correlation and its one-sided p value.
 
-    The p value comes from permutations that assign the noise of one run to the branches of another.
+    The p value comes from a permutation test. A permutation assigns the gradient noise of one run to the
+    branches of another run.
     """
     runs, rng = np.arange(len(products)), np.random.default_rng(0)
     found = float(products[runs, runs].sum())

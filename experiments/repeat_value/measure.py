@@ -1,6 +1,7 @@
 """Training and measurements of equal_steps.py: train one epoch over chosen rows, and measure gradient noise.
 
-The noise is split into the noise between examples and the noise between augmented copies of an example.
+The gradient noise is split into two components: the noise between examples and the noise between augmented
+copies of an example.
 """
 
 import math
@@ -43,16 +44,19 @@ class Noise(NamedTuple):
 def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
     """Estimate the components of gradient noise without bias.
 
-    The estimate of ``within`` is never negative, but the other two can be. There are m examples with k copies
-    each. With their gradients g_ij, the mean g_i of an example's gradients, and the mean g of all gradients::
+    There are m examples with k augmented copies each. Let g_ij be the gradient of copy j of example i, g_i
+    the mean over the copies of an example, and g the mean of all gradients. The estimates are::
 
         within  = sum_ij |g_ij - g_i|^2 / (m (k - 1))
         v       = sum_i |g_i - g|^2 / (m - 1)     of the mean of k copies: between + within / k
         between = v - within / k
         mu^2    = |g|^2 - v / m
 
-    This is a one-way analysis of variance with random effects, summed over parameters. between + within is
-    sigma^2 of a batch of one example (``adascale/estimators.py``), and a batch of b examples has 1 / b of it.
+    The estimate of ``within`` is never negative, but ``between`` and mu^2 can be.
+
+    The method is a one-way analysis of variance with random effects, summed over parameters. The sum between
+    + within is sigma^2 of a batch of one example (``adascale/estimators.py``). A batch of b examples has 1 /
+    b of this sigma^2.
 
     Args:
         blocks: gradients [examples, copies, parameters] of independent examples; every block has the same
@@ -123,7 +127,8 @@ class Workload:
     ) -> None:
         """Train one epoch over these rows, in the given order.
 
-        A shuffle buffer changes the order; it is emptied at the end, so that every repeat is used.
+        If a shuffle buffer is used, it changes the order. The buffer is emptied at the end, so that every
+        repeat is used.
         """
         loader = EchoLoader(
             {name: column[rows] for name, column in self.task.source.items()},

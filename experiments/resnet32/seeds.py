@@ -65,7 +65,8 @@ def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
 def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
     """Return the number of fresh examples at which the accuracy first crosses the target.
 
-    Accuracy is interpolated linearly between evaluations. The result is None if it never crosses the target.
+    Accuracy is interpolated linearly between evaluations. The result is None if the accuracy never crosses
+    the target.
     """
     for (before, low), (after, high) in itertools.pairwise(curve):
         if low < TARGET <= high:

@@ -15,9 +15,11 @@ Cell = Mapping[int, tuple[float, bool]]
 
 
 def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
-    """Return the cell of every arm, by name.
+    """Return the cell of every arm, by the arm's name.
 
-    Two arms come from another record, and get the names that they would have in this experiment.
+    An arm is one configuration under comparison. Its cell contains, for each seed, the number of fresh
+    examples and whether the run reached the target. Two arms come from another record and are renamed to fit
+    this experiment.
 
     Args:
         results: folder of the records.
@@ -42,9 +44,9 @@ def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
 
 
 def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
-    """Return the ratio of costs and the side of 1 on which it lies, both in words.
+    """Return the ratio of costs, and whether it lies above or below 1, both as text.
 
-    The ratio has an interval if all runs reached the target. Otherwise it is a bound, or unknown.
+    If all runs reached the target, the ratio has an interval. Otherwise the ratio is a bound, or unknown.
     """
     logs = [math.log(ours[seed][0] / theirs[seed][0]) for seed in theirs]
     mean = fmean(logs)
@@ -63,10 +65,10 @@ def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
 
 
 def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
-    """Return for each seed the cost in the cell that is the cheapest on average over the other seeds.
+    """Return, for each seed, the cost in the cell that is the cheapest on average over the other seeds.
 
-    The second result has the names of these cells. Leaving the seed out keeps the choice independent of its
-    cost.
+    A cell contains the costs of one arm. The second result is the list of the names of the chosen cells. The
+    choice for a seed ignores the cost of that seed, so the result is not biased by the choice.
     """
     costs, chosen = {}, []
     for left_out in found["baseline_7000"]:
@@ -83,8 +85,9 @@ def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float
 def table(found: Mapping[str, Cell]) -> list[str]:
     """Return the lines of a table of cost ratios.
 
-    A row has the ratios for repeats alone, for a schedule that counts steps instead of fresh examples, and
-    for both. The last row of each echoing factor has the ratio for the tuned cell.
+    A row has three ratios: for repeats alone, for a schedule that counts steps instead of fresh examples, and
+    for repeats and schedule together. The last row of each echoing factor has the ratio for the best arm (see
+    ``tuned``).
     """
     lines: list[str] = []
     without, _ = tuned(found, "baseline")

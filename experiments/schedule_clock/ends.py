@@ -1,7 +1,7 @@
 """Estimate the cost of 80 % accuracy from complete runs: ``python -m experiments.schedule_clock.ends``.
 
-Each run decays its learning rate over N steps, and its final accuracy counts. The decision rule is in
-README.md.
+Each run decays its learning rate over N steps, and only its final accuracy is used. The cost follows from a
+line that fits accuracy against log N. The decision rule is in README.md.
 """
 
 import math
@@ -40,7 +40,8 @@ class Cost(NamedTuple):
 class Ratio(NamedTuple):
     """The cost of an echoed arm divided by the cost without echoing, with its interval and verdict.
 
-    The numbers are None if one of the two lines has no crossing.
+    Each cost is the point where a line through the accuracies crosses the target. The numbers are None if one
+    of the two lines does not cross the target.
     """
 
     ratio: float | None
@@ -63,7 +64,8 @@ def cost(rows: Sequence[Row], factor: int) -> Cost:
 def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
     """Return the log ratio of fresh examples at ``factor`` to those at 1, and whether both can be trusted.
 
-    They can be trusted if both crossings lie among the N of their runs.
+    A cost is the number of steps N at which the fitted line crosses the target. Both costs can be trusted if
+    each crossing lies in the range of N of its runs, or at most a tenth outside.
     """
     ours, theirs = cost(rows, factor), cost(rows, 1)
     if ours.steps is None or theirs.steps is None:

@@ -1,7 +1,7 @@
-"""The functions that the user passes to a loader: their checks, and the stage at which each runs.
+"""Checks of the functions that the user passes to a loader, and the stage at which each function runs.
 
-The random numbers of an augmentation depend only on the seed, the serial number of the fresh example and the
-index of its repeat. An augmentation is vectorised or handles one example at a time.
+The random numbers of an augmentation depend only on the seed, the number of the example in reading order, and
+the index of its repeat. An augmentation is vectorised or handles one example at a time.
 """
 
 import inspect
@@ -28,14 +28,14 @@ _ONCE = 0x6F6E63655F666F72
 class Augmentation:
     """A user's augmentation in one of three forms.
 
-    * An object with a method ``augment.block(arrays, keys)`` augments n examples at once. It receives arrays
-      [n, ...] nested like an example and keys, uint64 [n], and returns arrays in the same nesting. It draws
-      random numbers from the keys with ``adaecho.echo.order.keyed``. This form is used if it exists.
+    * An object with a method ``augment.block(arrays, keys)`` augments n examples at once. The method receives
+      arrays [n, ...] nested like an example, and keys, uint64 [n]. It returns arrays in the same nesting, and
+      draws random numbers from the keys with ``adaecho.echo.order.keyed``. The loader prefers this form.
     * ``augment(example, rng)`` receives a NumPy generator that depends only on the example and its repeat.
     * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``. The loader seeds
       them before each example and restores them afterwards, so this form is slower.
 
-    If the augmentation raises an error, a note that names the example is added to it.
+    If the augmentation raises an error, the loader adds a note to it that names the example.
 
     Args:
         augment: an augmentation in one of these forms.
@@ -136,7 +136,7 @@ def one_by_one(
 ) -> list[Any]:
     """Return the results of ``make`` for each item, called with the arguments in ``given``.
 
-    If a call raises an error, a note that names the example is added to it.
+    If a call raises an error, a note that names the example is added to the error.
     """
     made: list[Any] = []
     try:

@@ -48,7 +48,7 @@ class Collator:
     Several threads make batches, but only one at a time calls the function, unless it declares
     ``thread_safe = True``. A Hugging Face tokenizer, for example, is not thread-safe, because it stores the
     length of its last call. The function must not draw from the global generators, because the training step
-    may use them at the same time. A function of two arguments receives a generator seeded for the batch.
+    may use them at the same time. If it takes two arguments, the second is a generator seeded for the batch.
 
     Args:
         collate: function that turns a list of examples into a batch; None for the default.
@@ -144,9 +144,10 @@ class Batches:
         self._position, self._group, self._drop_last = position, group, drop_last
 
     def claim(self) -> tuple[Outputs, Any] | None:
-        """Take the examples of the next batches from the pool; None at the end of the iteration.
+        """Take the examples of the next batches from the pool, or return None at the end of the iteration.
 
-        One thread at a time calls this, so that the order is fixed. ``work`` may run in many threads.
+        Only one thread at a time calls this, so the order of the batches is fixed. ``work`` may run in many
+        threads.
         """
         outputs = self._stage.take(self._group * self.making.batch_size)
         return (outputs, self._pool.take(outputs.rows, outputs.items)) if len(outputs) else None
@@ -179,7 +180,8 @@ class Batches:
 class EchoedBatches:
     """The last stages of batch echoing: ... > batch > echo [> shuffle batches] (paper, section 3).
 
-    It uses an ``order.stage.EchoStage`` whose items are batches, and serves itself as the pool of that stage.
+    An ``order.stage.EchoStage`` decides which batch comes next. That stage needs a pool that stores the
+    batches, and this object serves as the pool.
 
     Args:
         fresh: function that returns the next fresh batch; None at the end of the iteration.

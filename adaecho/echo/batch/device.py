@@ -12,9 +12,9 @@ from adaecho.echo.memory.pytree import children, with_children
 class ToDevice:
     """Copies batches to a device in the loader's threads.
 
-    For a CUDA device, a batch is copied to pinned memory and from there to the device on a separate stream,
-    so that the copy runs during the training step on the previous batch. Batch echoing repeats batches on the
-    device, so that each batch is transferred only once.
+    For a CUDA device, a batch is first copied to pinned memory. A separate CUDA stream then copies it to the
+    device, during the training step on the previous batch. Batch echoing repeats batches on the device, so
+    each batch is transferred only once.
 
     Args:
         device: target device; None leaves batches unchanged.
@@ -99,8 +99,8 @@ def batch_length(batch: Any) -> int:
     * For an array or tensor, this is its leading length.
     * For a mapping or tuple, it is the leading length of the first array in it. If there is no array, it is
       the length of the first mapping, tuple or list in it, which has one entry for each example.
-    * For a list whose arrays all have the same leading length, it is this length, because
-      ``default_collate`` makes such lists of columns. For any other list, it is the length of the list.
+    * For a list whose arrays all have the same leading length, it is this length, because ``default_collate``
+      makes lists with one array per field. For any other list, it is the length of the list.
 
     Raises:
         ValueError: none of these rules applies.

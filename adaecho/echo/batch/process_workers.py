@@ -1,14 +1,14 @@
 """Worker processes that read, cache, decode and augment examples.
 
-The worker that reads an example caches it until its last use, so that each example crosses a process boundary
-only after augmentation. The loader's process handles tokens instead of examples. A token combines the serial
-number of an example with the number of its worker. Because the order of batches depends only on such numbers,
-the batches are bit for bit the same as without processes. Examples of an iterable are read in the loader's
-process and sent to the workers.
+The worker that reads an example caches it until its last use. An example therefore leaves its worker only
+after augmentation. The loader's process handles tokens instead of examples. A token combines the serial
+number of an example with the number of the worker that caches it. The order of batches depends only on serial
+numbers, so the batches are bit for bit the same as without processes. An iterable is read in the loader's
+process, which sends its examples to the workers.
 
-Workers are forked, not spawned, so that the main script is not imported again and only requests and answers
-must be pickled. Large arrays return through memory that both processes map. A worker ends when its pipe is
-closed, or when its parent ends.
+Workers are forked, not spawned. The main script is therefore not imported again, and only requests and
+answers must be pickled. Large arrays return through shared memory. A worker ends when its pipe is closed, or
+when its parent ends.
 """
 
 import copyreg
@@ -140,7 +140,8 @@ class WorkerProcess:
     def _receive(self) -> None:
         """Put each answer into the queue of its request, until the process ends.
 
-        A separate thread does this, so that no answer has to wait for a thread that waits for another one.
+        This runs in a separate thread, so that no answer is delayed by a thread that waits for a different
+        answer.
         """
         with suppress(EOFError, OSError):
             while True:
@@ -425,9 +426,10 @@ class WorkerProcesses:
         return tokens
 
     def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
-        """Request one augmented use of each token from the workers.
+        """Request the augmented examples for these tokens from the workers.
 
-        Each request says which uses are the last ones, so that the workers can drop those examples.
+        Each token stands for one use of an example. The request marks last uses, so that the workers can then
+        drop those examples.
         """
         last = np.zeros(len(tokens), dtype=bool)  # [n]
         for index, token in enumerate(tokens.tolist()):

@@ -13,7 +13,10 @@ Examples = Columns | list[Any]
 
 
 class ResidentPool:
-    """A pool for sources of arrays in memory. It uses the rows of the source itself and copies nothing in."""
+    """A pool for arrays that are in memory already.
+
+    It stores no copies. The rows of the source itself serve as the rows of the pool.
+    """
 
     def __init__(self, source: Columns) -> None:
         self._source = source
@@ -28,7 +31,8 @@ class ResidentPool:
 class ExamplePool:
     """A pool that stores each example once, with the number of its remaining uses.
 
-    As long as all examples have the same shape, they are rows of arrays. After that they are single objects.
+    As long as all examples have the same shape and type, the pool stores them as rows of arrays. As soon as
+    one differs, it stores each example as a separate object.
 
     Args:
         slots: number of slots in the shuffle buffer whose examples the pool stores.
@@ -105,9 +109,10 @@ class ExamplePool:
         self._columns = None
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
-        """Return one use of the example in each row [n], and free the rows that have no further use.
+        """Return the examples in n rows, and count one use of each.
 
-        The returned examples share no memory with the pool or with each other.
+        Rows without remaining uses become free. The returned examples share no memory with the pool or with
+        each other.
         """
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times

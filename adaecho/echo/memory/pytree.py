@@ -1,4 +1,4 @@
-"""Stacks of examples, and copies and batches of nested examples.
+"""Stack, copy and batch examples, which may be nested.
 
 Examples of the same shape are stacked into arrays, because moving them one by one would be slow. Only data
 that an array reproduces exactly is stacked: plain tensors, arrays, numbers, and dicts, lists, tuples and
@@ -266,9 +266,9 @@ def duplicate(value: Any) -> Any:
 
 
 def with_own_arrays(value: Any) -> Any:
-    """Return an example with copies of all arrays and tensors in dicts, lists and tuples.
+    """Return an example in which all arrays and tensors in dicts, lists and tuples are copies.
 
-    Other objects are shared with the source.
+    Other objects are shared with the original example.
     """
     return _copied(value, lambda other: other)
 

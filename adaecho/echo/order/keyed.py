@@ -1,12 +1,14 @@
 """Random numbers that depend on a key and never on the order of calls.
 
-The key of a number is (seed, serial number of the fresh example, echo index, purpose), and the number is a
-hash of its key. Results are therefore the same for any number of workers and after any resume. The hash is
-the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-2014), vectorised over NumPy arrays of keys.
+Each random number is a hash of its key. The key consists of the seed, the serial number of a fresh example,
+the echo index and the purpose. The serial number counts the fresh examples in reading order. The echo index
+is 0 for the first use of an example, 1 for the second, and so on. The purpose distinguishes different random
+numbers for the same use. Results are therefore the same for any number of workers and after any resume. The
+hash is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014), vectorised over NumPy arrays of keys.
 
-An *item* is one use of one fresh example. It consists of the example's serial number and its echo index,
-which is 0 for the first use. Both are packed into one int64, as ``serial << ECHO_BITS | echo``.
+An *item* is one use of one fresh example. It consists of the serial number and the echo index, packed into
+one int64 as ``serial << ECHO_BITS | echo``.
 """
 
 import random
@@ -68,8 +70,8 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the distinct numbers in ascending order.
 
     This replaces ``np.unique`` for two reasons. NumPy 2.4 finds unique integers by hashing, which takes far
-    longer than sorting for a million numbers. Its first call also imports ``numpy.ma``, so that an interrupt
-    could leave a half-finished block.
+    longer than sorting for a million numbers. The first call of ``np.unique`` also imports ``numpy.ma``, and
+    an interrupt during this import could leave the caller's work half finished.
     """
     rising: NDArray[np.int64] = np.sort(numbers)
     new = np.ones(len(rising), dtype=bool)  # [n], whether a number differs from the one before it
@@ -116,8 +118,8 @@ def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
 def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
     """Return one uniform random integer in [low, high) for each key.
 
-    The integers come from numbers with 53 random bits, so the probability of each integer differs from the
-    exact one by less than (high - low) * 2**-53, relatively.
+    Each integer is computed from 53 random bits. Its probability therefore has a small relative error, less
+    than (high - low) * 2**-53.
 
     Raises:
         ValueError: the range is empty.
@@ -131,7 +133,7 @@ def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]
 def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
     """Return one random number in [0, size) for each key.
 
-    The product is rounded only once, because multiplication by a power of two is exact.
+    The scaling factor ``size * 2**-53`` is exact, so each result is rounded only once.
     """
     drawn = bits(keys, purpose)  # [n]
     drawn >>= np.uint64(11)
@@ -141,9 +143,10 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
 
 
 class _Seed(ISeedSequence):
-    """The key of a Philox generator in the form of a seed sequence.
+    """A seed sequence that provides the key of a Philox generator.
 
-    ``Philox(key=...)`` would first gather entropy from the operating system, which takes most of the time.
+    It is used instead of ``Philox(key=...)``, which first gathers entropy from the operating system. That
+    step would take most of the time.
     """
 
     def __init__(self, key: int) -> None:
@@ -170,7 +173,7 @@ def seed_globally(key: int, of_torch: int) -> None:
 
 
 def are_seeded(key: int, of_torch: int) -> bool:
-    """Return whether nothing was drawn from the global generators since ``seed_globally`` with these seeds.
+    """Return whether the global generators are still as ``seed_globally`` left them with these seeds.
 
     The test itself draws from the generators, so the caller must restore them.
     """

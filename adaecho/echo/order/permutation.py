@@ -1,4 +1,4 @@
-"""The order in which the rows of a source with a length are read: a permutation or the order of a sampler."""
+"""The order in which an epoch reads the rows of a source: a permutation, or the order of a sampler."""
 
 import operator
 import threading
@@ -26,8 +26,8 @@ _ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the 
 class Permutation:
     """Maps serial numbers to rows of a source with a fixed length.
 
-    Serial numbers count the examples over all ranks and passes. A pass reads each row once (an epoch), and
-    each pass follows directly after the one before.
+    Serial numbers count the examples in reading order, over all ranks and passes. A pass (epoch) reads each
+    row once. Passes follow one another directly.
 
     Args:
         length: number of examples in the source.
@@ -81,10 +81,10 @@ class Permutation:
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Return a digest of the inputs, besides the seed, that determine the order of a serial's pass.
+        """Return a digest of the inputs, other than the seed, that determine the order of a serial's pass.
 
-        A state stores the digest, so that a resume can detect other shards or another sampler. The digest is
-        0 if the order has no such inputs.
+        A saved state contains the digest, so that a resume can detect different shards or a different
+        sampler. The digest is 0 if there are no inputs other than the seed.
         """
         if self._order != "shards":
             return 0
@@ -147,9 +147,9 @@ def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
 
     The permutation is a generalized Feistel network with cycle-walking (Black and Rogaway, "Ciphers with
     arbitrary finite domains", CT-RSA 2002). A position is written as a pair (left, right) in [0, a) x [0, b)
-    with a b >= length. Each round adds a keyed hash of one side to the other side, modulo the size of that
-    side. A result of ``length`` or more is mapped again until it is smaller. Few results are, because a b is
-    less than length + a. Each pass has its own keys.
+    with a b >= length. Each round adds a keyed hash of one side to the other side, modulo the size of the
+    other side. If a result is ``length`` or more, the network maps it again until it is smaller. This is
+    rare, because a b is less than length + a. Each pass has different keys.
 
     Args:
         positions: positions in the pass, int64 [n], each in [0, length).
@@ -190,10 +190,10 @@ def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
 class SampledOrder(Permutation):
     """The order of a sampler, made a function of (seed, number of the pass).
 
-    A resume draws the order of the current pass again, so the order must be reproducible. A sampler with an
-    attribute ``generator``, such as torch's, therefore draws from a generator seeded by (seed, pass). If the
-    sampler has a method ``set_epoch``, ``set_epoch(pass)`` is called before each pass. All ranks draw the
-    same rows, and each keeps its share.
+    A resume draws the order of the current pass (epoch) again, so the order must be reproducible. If the
+    sampler has an attribute ``generator``, as torch's samplers do, it draws from a generator seeded by (seed,
+    pass). If the sampler has a method ``set_epoch``, ``set_epoch(pass)`` is called before each pass. All
+    ranks draw the same rows, and each rank keeps its share.
 
     Args:
         sampler: an iterable of row numbers with a length.

@@ -1,7 +1,8 @@
-"""The echo stage of a running loader, which repeats and shuffles items whose examples lie in a pool.
+"""The echo stage of a running loader, which repeats examples and shuffles the repeats.
 
-``order.stream`` computes the same stream from any position. This module computes it step by step, which is
-faster, because each output follows from the current contents of the buffer.
+An item is one use of an example. The stage handles only items, and a pool stores the examples.
+``order.stream`` computes the same sequence of items from any position. This module computes it step by step.
+That is faster, because each output follows from the current contents of the buffer.
 """
 
 from collections.abc import Callable
@@ -113,8 +114,8 @@ class Outputs:
 class EchoStage:
     """The stage that repeats each fresh example (or batch) and then shuffles the repeats in a buffer.
 
-    The stage handles only the identities of examples (``order.keyed``), so that its order does not depend on
-    their contents. A pool stores the examples themselves.
+    The stage handles only the numbers of examples (``order.keyed``), so its order cannot depend on their
+    contents. A pool stores the examples themselves.
 
     Args:
         upstream: function that returns a block of the next fresh examples in serial order, at most as many
@@ -191,9 +192,9 @@ class EchoStage:
     def take_repeats(self) -> list[tuple[int, Cursor]]:
         """Return the next items, each with the cursor after it, or an empty list at the end of the iteration.
 
-        With a buffer this returns one item. Without a buffer it returns all repeats of the next fresh batch
-        at once. This avoids the index arrays that ``take`` builds, which would cost more than copying a small
-        batch.
+        With a shuffle buffer this returns one item. Without a buffer it returns all repeats of the next fresh
+        batch at once. It then needs none of the index arrays that ``take`` builds, which would cost more than
+        copying a small batch.
         """
         buffer, fresh = self._buffer, None
         if buffer.size or buffer.draining or len(self._items):
@@ -220,9 +221,9 @@ class EchoStage:
         return items[:count], rows[:count], slots[:count]
 
     def _gather(self, count: int) -> None:
-        """Request fresh examples until ``count`` items wait to enter, or until the input ends.
+        """Request fresh examples until ``count`` items wait to enter the buffer, or until the input ends.
 
-        If ``upstream`` raises an error, the items gathered before it stay.
+        If ``upstream`` raises an error, the items that already wait are kept.
         """
         factor = self.stream.factor
         while len(self._items) < count:

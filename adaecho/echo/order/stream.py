@@ -1,15 +1,17 @@
-"""The stream of items through the shuffle buffer, computed from the seed for any position.
+"""The sequence of items that pass through the shuffle buffer, computed from the seed for any position.
 
-In section 3 the paper says of the example echoing variants: "we omitted the baseline's 'shuffle examples'
-buffer and inserted a shuffle buffer after the echoing stage with the same size as the baseline's buffer".
-Here the slot that an item takes in this buffer is a hash of the item. Three facts follow:
+An item is one use of a fresh example. In section 3 the paper says of the example echoing variants: "we
+omitted the baseline's 'shuffle examples' buffer and inserted a shuffle buffer after the echoing stage with
+the same size as the baseline's buffer". Here an item takes the slot in this buffer that is given by a hash of
+the item. Three facts follow:
 
-1. All good examples enter the buffer in serial order, each as often as the echoing factor says.
-2. When an item enters, the item that leaves is the last earlier item with the same slot.
+1. All good examples enter the buffer in reading order, each as often as the echoing factor says.
+2. When an item enters, it pushes out the last earlier item with the same slot.
 3. The outputs and the contents of the buffer are functions of the seed and of the number of items that have
    entered. Besides these, only the bad examples and the changes of the factor must be known.
 
-A cursor therefore consists of only three numbers, from which the loader can rebuild its buffers.
+A cursor, which is a position in the sequence, therefore consists of only three numbers. The loader can
+rebuild its buffers from them.
 """
 
 import math
@@ -36,8 +38,8 @@ History = list[tuple[int, float]]
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
     """Return how often each fresh example is used: floor(e) or ceil(e) times, at random with mean e.
 
-    The paper (section 2) implements a non-integer echoing factor e as the expected number of random repeats.
-    Here the number is drawn for each example.
+    In the paper (section 2), a non-integer echoing factor e is the expected number of uses. Here the number
+    of uses is drawn separately for each example.
 
     Args:
         seed: seed of the random numbers.
@@ -58,8 +60,10 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 class Factor:
     """The echoing factor of a stage, with the history of its changes.
 
-    For a non-integer factor the numbers of repeats are random. They depend on the local number of an example,
-    not on its serial number, so that ranks with the same number of examples make the same number of items.
+    For a non-integer factor, the number of uses of each example is random. It depends on the local number of
+    the example, which counts the examples of one rank. It does not depend on the serial number, which counts
+    the examples of all ranks. Ranks with the same number of examples therefore have the same total number of
+    uses.
 
     Args:
         seed: seed of the random numbers of repeats.
@@ -266,9 +270,10 @@ class ShuffleBuffer:
     ) -> tuple[keyed.Items, Rows]:
         """Exchange each entering item for the item in its slot.
 
-        If several entering items share a slot, each pushes out the one before it, and the last one stays. A
-        stable sort by slot finds these items, because NumPy does not define which value remains if an
-        assignment writes to one index several times.
+        If several entering items have the same slot, each pushes out the one before it, and the last one
+        stays. A plain assignment could keep any of these items, because NumPy does not define which value
+        remains if one index is written several times. A stable sort by slot therefore finds the items that
+        share a slot first.
 
         Args:
             entering: the entering items, int64 [n].
@@ -326,7 +331,8 @@ class ShuffleBuffer:
 class Stream:
     """The sequence of items that passes through one echo stage in one iteration.
 
-    The stage repeats either examples or batches. For batches, "example" below means a batch.
+    An item is one use of an example. If the stage repeats batches instead of examples, "example" below means
+    a batch.
 
     Args:
         seed: seed of the buffer's slots.
@@ -375,7 +381,7 @@ class Stream:
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
         """Return the items of a block of examples that ends before local number ``stop``.
 
-        A search backwards through the stream reads one such block after another.
+        To search backwards through the stream, the caller requests one block after another.
 
         Args:
             stop: local number of the first example after the block.
@@ -400,7 +406,8 @@ class Stream:
     def held(self, cursor: Cursor) -> keyed.Items:
         """Compute the items in the buffer at a cursor, by slot, or in drain order once the buffer drains.
 
-        The search goes backwards from the cursor, because a slot holds the last item that entered it.
+        Each slot contains the last item that entered it. The search therefore goes backwards from the cursor
+        until an item is known for every slot.
         """
         buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
         entered, stop = cursor.entered, self._after_last(cursor)

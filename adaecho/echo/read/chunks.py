@@ -1,8 +1,8 @@
 """The stages before the echo: read, decode and, for ``example_after_augmentation``, augment.
 
-A reader works in two steps. ``claim`` decides which examples come next; one thread at a time calls it, so
-that their order is fixed. ``work`` then reads these examples, and many threads may do so at once. This module
-also decides which errors of reading count as bad examples.
+A reader works in two steps. ``claim`` selects the next examples. Only one thread at a time calls ``claim``,
+so the order of the examples is fixed. ``work`` then reads the selected examples, and many threads may call it
+at once. This module also decides which reading errors mark an example as bad.
 """
 
 import errno
@@ -43,12 +43,13 @@ NONE_SKIPPED = (
 
 
 def is_of_machine(error: Exception) -> bool:
-    """Return whether an error shows that the machine or the network failed rather than a single example.
+    """Return whether the machine or the network caused an error, and not the content of one example.
 
-    The loader raises this error instead of skipping the example as bad, since others would fail as well.
-    They are the built-in errors of connections, memory and missing files, an ``OSError`` with an errno such
-    as that of a full disk, and the errors of network clients except ``ValueError``. An ``OSError`` without
-    errno counts as bad example, because decoders raise it for wrong content.
+    The loader raises these errors instead of skipping the example, because other examples would fail as well.
+    They are the built-in errors of connections, memory, missing files and permissions, and the errors of
+    network clients except ``ValueError``. An ``OSError`` with an errno such as that of a full disk is also
+    raised. An ``OSError`` without errno marks the example as bad, because decoders raise it for wrong
+    content.
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
         return True
@@ -61,8 +62,8 @@ def is_of_machine(error: Exception) -> bool:
 class BadExamples:
     """The examples that could not be read or decoded.
 
-    If there are more of them than the budget allows, the error of the last one is raised. A row that is bad
-    in every epoch is listed, and counted, only once.
+    If their number exceeds the budget, the error of the last one is raised. A row that is bad in every epoch
+    is listed and counted only once.
 
     Args:
         budget: largest number of bad examples to skip.
@@ -183,10 +184,11 @@ class Preparation:
         world: int,
         rows: Sequence[int] | Rows | None = None,
     ) -> FreshBlock:
-        """Read, decode and ``finish`` some examples, and collect those for which this fails.
+        """Read, decode and ``finish`` some examples, and collect those that cannot be read or decoded.
 
-        Arrays from the source are copied at once, because the source may overwrite them, and because
-        ``decode`` and ``augment`` may write into them. The result of ``decode`` is not copied again.
+        Arrays from the source are copied at once, because the source may overwrite them later. A copy is also
+        needed because ``decode`` and ``augment`` may write into the arrays. The result of ``decode`` is not
+        copied again.
 
         Args:
             serials: serial numbers of the examples, int64 [n].
@@ -226,8 +228,8 @@ class Preparation:
 class PrefetchQueue:
     """Queue of fresh examples, which threads may fill ahead of the echo stage.
 
-    Without threads, each call reads exactly the requested number of examples. With threads, each call returns
-    the next chunk that was read ahead.
+    Without threads, each call of ``take`` reads exactly the requested number of examples. With threads, each
+    call returns the next chunk of examples that was read ahead.
 
     Args:
         claim, work: the two methods of the reader.

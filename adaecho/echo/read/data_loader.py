@@ -1,8 +1,9 @@
 """Adapter that makes each pass over a torch DataLoader reproducible.
 
-The random numbers of a DataLoader depend on when it is iterated and on what else draws from the same
-generators, so that a resume could not repeat a pass. Here the samplers draw from a generator seeded by (seed,
-number of the pass), and the generators that the dataset uses are seeded for each batch.
+A DataLoader draws from generators that other code also uses. Its random numbers therefore depend on when it
+is iterated, and a resume could not repeat a pass (epoch). With this adapter, the samplers draw from a
+generator seeded by (seed, number of the pass). The generators that the dataset uses are seeded for each
+batch.
 """
 
 import copy
@@ -31,11 +32,11 @@ def is_keyed(source: Any) -> bool:
 class DataLoaderSource(IterableSource):
     """A source that wraps a DataLoader and makes its random numbers functions of (seed, pass).
 
-    Like a sampler passed as ``sampler=``, the samplers of the DataLoader draw from a generator seeded by
-    (seed, pass). The global generators of torch, NumPy and ``random`` are seeded by (seed, pass, batch) in
-    the DataLoader's worker processes, or in the calling thread if that reads the dataset. With a map-style
-    dataset a pass can start at any batch, because only the indices of the earlier batches must be drawn
-    again.
+    A pass is one epoch. The samplers of the DataLoader draw from a generator seeded by (seed, pass), as a
+    sampler passed as ``sampler=`` does. The global generators of torch, NumPy and ``random`` are seeded by
+    (seed, pass, batch). This happens in the DataLoader's worker processes, or in the calling thread if that
+    reads the dataset. If the dataset is map-style, a pass can start at any batch. Only the indices of the
+    earlier batches are then drawn again, and their examples are not read.
 
     Args:
         loader: the DataLoader.
@@ -135,8 +136,8 @@ def _within(sampler: Any) -> list[Any]:
 def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
     """Iterate over a sampler that draws from the given generator.
 
-    Before each call the samplers' attribute ``generator`` is replaced by this generator. After the call it is
-    restored, because the samplers belong to the user.
+    Before each call of the sampler, the attribute ``generator`` of all given samplers is replaced by this
+    generator. After the call the attribute is restored, because the samplers belong to the user.
 
     Args:
         sampler: the sampler to iterate over.
@@ -236,7 +237,7 @@ class _Upcoming:
 
 
 class _Seeding:
-    """An index that seeds the global generators of the worker process in which pickle restores it.
+    """A batch index that seeds the global generators of a worker process when the worker unpickles it.
 
     The random numbers of a batch then depend neither on other batches nor on the number of workers.
     """

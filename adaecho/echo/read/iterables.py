@@ -1,7 +1,8 @@
-"""Iterable sources, including the loaders of other libraries.
+"""Iterable sources, including the data loaders of other libraries.
 
-This module starts the passes of any iterable, saves and restores its position if it has one, and copies
-examples whose memory it may reuse. ``data_loader`` adapts torch's DataLoader.
+This module starts each pass (epoch) over an iterable. If the iterable can report its position, the module
+saves and restores it. The module also copies examples whose memory the iterable may reuse. ``data_loader``
+adapts torch's DataLoader.
 """
 
 import base64
@@ -31,9 +32,10 @@ class IterableSource:
 
     The iterable may have the following optional methods:
 
-    * ``set_epoch(number)`` is called before each pass, also if its sampler or dataset has it.
+    * ``set_epoch(number)`` is called before each pass. The sampler or dataset of the iterable may have it
+      instead.
     * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
-    * ``iterate_from(position)`` returns an iterator that starts at a position, so that a resume need not read
+    * ``iterate_from(position)`` returns an iterator that starts at a position. A resume then need not read
       the whole pass again. A position is a sequence of integers, which an iterator provides as its attribute
       ``position``.
     * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore the
@@ -158,9 +160,10 @@ class IterableSource:
         self._check_begins(given, begun=begun)
 
     def _check_begins(self, given: Any, *, begun: bool = False) -> None:
-        """Raise ValueError if an iterator that is itself the source was left in the middle of a pass.
+        """Raise ValueError if the source is itself an iterator and was left in the middle of a pass.
 
-        Unless it has ``set_epoch``, the loader cannot know whether ``iter`` starts it again.
+        Calling ``iter`` may continue this pass instead of starting again. Only if the iterator has
+        ``set_epoch`` does the loader assume that ``iter`` starts again.
         """
         begun |= self.within and given is self._opened and isinstance(given, Iterator)
         if begun and not hasattr(given, "set_epoch"):
@@ -238,8 +241,9 @@ def decoded(text: str) -> Any:
 def position_methods(owner: Any) -> PositionMethods | None:
     """Return the methods of an object that save and restore its position, or None if it has none.
 
-    The streams of Hugging Face's ``datasets``, and loaders around them, are excluded. After ``shuffle`` their
-    states do not contain the shuffle buffer, so that other examples would follow than in the saved run.
+    The result is also None for the streams of Hugging Face's ``datasets``, and for loaders around them. After
+    ``shuffle``, their states do not contain the shuffle buffer, so a resumed stream would yield different
+    examples.
     """
     streams = [owner, getattr(owner, "dataset", None), getattr(owner, "_dataset", None)]
     if any(kind.__module__.startswith("datasets.") for part in streams for kind in type(part).__mro__):

@@ -19,7 +19,7 @@ _DATASET_SEED = 2  # added to the loader's seed, so that the dataset draws other
 
 
 class ArraySource:
-    """A source of arrays or CPU tensors, alone or in a dict or tuple, that have the same leading length."""
+    """A source that consists of arrays or CPU tensors of the same length, alone or in a dict or tuple."""
 
     thread_safe = True
 
@@ -36,7 +36,7 @@ class ArraySource:
     def batches_at_once(self, batch_size: int) -> int:
         """Return the number of batches to process at once.
 
-        It exceeds one for small examples, for which the cost of each Python call dominates.
+        It exceeds one for small examples, because the overhead of Python calls would otherwise dominate.
         """
         examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
         return max(1, examples // batch_size)
@@ -59,8 +59,8 @@ def _is_memory_map(array: Any) -> bool:
 def is_thread_safe(dataset: Any) -> bool:
     """Return whether several threads may read a dataset at the same time.
 
-    They may if the dataset declares ``thread_safe = True``, or if it is of a type without changing state,
-    such as a list, an array or a ``TensorDataset``.
+    They may if the dataset declares ``thread_safe = True``. They also may if it has a type that reading does
+    not change, such as a list, an array or a ``TensorDataset``.
     """
     declared, kind = getattr(dataset, "thread_safe", None), type(dataset)
     if isinstance(declared, bool):
@@ -76,14 +76,15 @@ def is_thread_safe(dataset: Any) -> bool:
 class MapSource:
     """A source that wraps a map-style dataset, which has ``len(dataset)`` and ``dataset[row]``.
 
-    The dataset may also have a method ``origin(row)``, which names an example in messages, and an attribute
-    ``shard_lengths``, the number of examples in each shard, which ``order="shards"`` needs.
+    The dataset may also have a method ``origin(row)``, which names an example in messages. ``order="shards"``
+    needs an attribute ``shard_lengths``, the number of examples in each shard.
 
     If the dataset declares ``thread_safe = True``, threads read it, many rows at once if it has
     ``__getitems__(rows)``. Reading must then not change shared state such as an open file, a cache or a
     global generator. Other datasets are read as in a DataLoader: in worker processes, or in the calling
-    thread without workers. If one of these draws from the global generators, the loader seeds them before
-    each example, so that random numbers depend neither on the number of workers nor on a resume.
+    thread if there are no workers. If reading draws random numbers from the global generators there, the
+    loader seeds these generators before each example. The random numbers are then the same for any number of
+    workers and after a resume.
     """
 
     resident = False

@@ -1,10 +1,9 @@
 """The reader of iterables, which can be read only in their own order.
 
 To resume, the reader iterates again from a mark, a point at which reading can restart. This works only if the
-iterable yields the same examples again. If its order or its random numbers follow no seed, some examples
-would be used too often and others never. A state therefore contains fingerprints of a few examples, and the
-reader compares them with those of the examples that it reads again. With ``batch_size=None`` an example is a
-whole batch.
+iterable yields the same examples again. Otherwise some examples would be used too often and others never. A
+saved state therefore contains fingerprints (digests) of a few examples. The reader compares them with the
+fingerprints of the examples that it reads again. With ``batch_size=None`` an example is a whole batch.
 """
 
 import functools
@@ -72,8 +71,8 @@ class Mark:
 def thinned(marks: list[Mark]) -> list[Mark]:
     """Remove some of the older marks if there are too many, so that their number stays bounded.
 
-    The first and the last mark always stay. The distance between two other marks remains below a fixed
-    fraction of their distance to the last mark.
+    A mark is a point at which reading can restart. The first and the last mark always stay. Gaps between the
+    other marks may grow with the distance to the last mark, but stay below a fixed fraction of it.
     """
     if len(marks) <= _MOST:
         return marks
@@ -88,8 +87,9 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
     """Return the marks that a resume needs.
 
-    These are the last mark before the oldest example that must be read again, and the starts of all later
-    passes up to the next example.
+    A mark is a point at which reading can restart. The first of these marks is the last mark before the
+    oldest example that must be read again. The others are the starts of all later passes (epochs), up to the
+    next example to read.
 
     Args:
         marks: marks of the iteration, ascending; empty before its first pass.
@@ -108,8 +108,9 @@ def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> 
 class ReplayFingerprints:
     """Fingerprints of some examples, by which a resume detects that an iterable yields other examples.
 
-    The fingerprint is a digest of the example, or of the rows of its pass so far if the source knows them.
-    One thread may add fingerprints while another saves a state.
+    A fingerprint is a digest of the example. If the source knows its row numbers, it is instead a digest of
+    the rows that the pass (epoch) has yielded so far. One thread may add fingerprints while another saves a
+    state.
 
     Args:
         spacing: one in so many examples gets a fingerprint.
@@ -142,7 +143,8 @@ class ReplayFingerprints:
     def before(self, serial: int) -> list[int]:
         """Return the last few fingerprints before a serial number, as a flat list.
 
-        Those of examples read ahead are left out, so that the state does not depend on read-ahead.
+        Fingerprints of examples that were read ahead are left out. The state therefore does not depend on how
+        far the loader reads ahead.
         """
         last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
         return [number for witness in last for number in witness]
@@ -217,8 +219,8 @@ class SequentialReader:
 
     Unless the source shards itself (``set_share``), each rank iterates over all examples and skips those of
     the other ranks. Three numbers identify an example. Its *count* is its index among all examples that the
-    iterable has yielded over all passes. Its local number is its index among the examples of this rank. Its
-    serial number is unique over all ranks.
+    iterable yields to this rank, over all passes (epochs). Its *local number* is its index among the examples
+    that this rank uses. Its *serial number* is unique over all ranks.
 
     Args:
         source: the iterable.
