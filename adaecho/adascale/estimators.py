@@ -30,7 +30,7 @@ def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """Compute the norms of the gradients of each parameter group.
 
     All gradients of one dtype are processed in one multi-tensor call. The norms are float64, because the
-    variance is the small difference of two large sums of squares.
+    variance is later computed as a small difference of two large sums of squares.
 
     Returns:
         For each group, the norms as scalars on the device, float64 (float32 on MPS). A large gradient on a
@@ -83,14 +83,15 @@ class Estimate(NamedTuple):
 def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, scale: float) -> Estimate:
     """Estimate sigma^2 and mu^2 from the individual gradients that are averaged in one step.
 
-    A step averages the gradients g_1, ..., g_n of n micro-batches. Each micro-batch holds S/n base batches.
-    Let G be the mean of the gradients. Then::
+    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
+    expected gradient. One step averages the gradients of S base batches, split into n micro-batches of S/n
+    base batches each. Let g_i be the gradient of micro-batch i, and G the mean of these n gradients. Then::
 
         v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    variance of a micro-batch gradient
         sigma^2 = (S / n) v                            variance of a base-batch gradient
         mu^2    = |G|^2 - v / n
 
-    These estimates are unbiased before they are clipped. For n = S they are those of appendix B.3.
+    These estimates are unbiased before they are clipped. For n = S they equal the estimates of appendix B.3.
 
     Args:
         sum_of_squares: sum over all ranks and micro-batches of |g_i|^2.
@@ -108,13 +109,18 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
 def gain_ratio(variance: float, square: float, scale: float) -> float:
     """Return the gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2), which lies in [1, S] (section 3.2).
 
-    The gain is 1 before the first sample, when both averages are zero (appendix B.3 sets r_0 := 1).
+    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
+    expected gradient, and S is the number of base batches per step. Before the first sample both averages are
+    zero, and the gain is 1 (appendix B.3 sets r_0 := 1).
     """
     return (variance + square) / (variance / scale + square) if variance + square > 0 else 1.0
 
 
 class Averages(NamedTuple):
     """Moving averages of sigma^2 and mu^2 for one parameter group; both are zero before the first sample.
+
+    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
+    expected gradient.
 
     Attributes:
         variance: average of sigma^2.
@@ -130,11 +136,13 @@ class Averages(NamedTuple):
     def updated(self, sample: Estimate, smoothing: float, debias: bool) -> "Averages":
         """Return the averages after one more sample.
 
-        There are two forms, debiased (``debias=True``) and the paper's (``debias=False``, appendix B.3). Each
-        updates ``average += c * (x - average)`` for a sample x, with a different coefficient c. Let theta be
-        ``smoothing``, in [0, 1). The debiased average after t samples is ``m_t / (1 - theta^t)``, where
-        ``m_t = theta m_{t-1} + (1 - theta) x_t`` and m_0 = 0. The paper's form is the plain mean of the first
-        1 / (1 - theta) samples, and then an exponential average.
+        Let theta be ``smoothing``, in [0, 1), and let x_t be sample number t, counted from 1. The average has
+        one of two forms:
+
+        * With ``debias=True``, the average after t samples is ``m_t / (1 - theta^t)``. Here
+          ``m_t = theta m_{t-1} + (1 - theta) x_t``, and m_0 = 0.
+        * With ``debias=False``, the average has the form of the paper (appendix B.3). It is the plain mean of
+          the first 1 / (1 - theta) samples, and an exponential average after them.
         """
         if debias:
             weight = smoothing * self.weight + (1 - smoothing)

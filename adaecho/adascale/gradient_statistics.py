@@ -51,14 +51,17 @@ class Pending(NamedTuple):
 class GradientStatistics:
     """Averages of sigma^2 and mu^2 for each parameter group, measured by hooks on the parameters.
 
-    A hook of ``Tensor.register_hook`` receives the gradient of a single micro-batch. It runs before autograd
-    accumulates the gradient and before DistributedDataParallel (DDP) averages it over the ranks. Newer kinds
-    of hooks run too late. A post-accumulate-grad hook, and a DDP communication hook after ``no_sync()``,
-    receive the sum of the micro-batches. The hook only stores a reference to the gradient. The norms of the
-    gradients of a pass are computed together by multi-tensor calls.
+    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
+    expected gradient. Both are estimated from the gradients of the individual micro-batches.
 
-    A pass is one call of ``backward()`` that reaches a parameter. The averages change only in ``commit()``,
-    after the step was taken, because GradScaler may skip a step.
+    A hook of ``Tensor.register_hook`` receives the gradient of one micro-batch. The hook runs before autograd
+    accumulates the gradient, and before DistributedDataParallel (DDP) averages it over the ranks. Newer kinds
+    of hooks would receive the sum over micro-batches. Examples are a post-accumulate-grad hook, and a DDP
+    communication hook after ``no_sync()``.
+
+    The hook only stores a reference to the gradient. Multi-tensor calls later compute the norms of many
+    gradients together. The averages change only in ``commit()``, which is called after a step was taken. They
+    therefore ignore a step that GradScaler skips.
     """
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
@@ -74,7 +77,7 @@ class GradientStatistics:
         self.begin_step(groups)
 
     def begin_step(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        """Discard the backward passes so far, and hook all parameters that were added or unfrozen since."""
+        """Discard the results of earlier backward passes, and hook parameters that were added or unfrozen."""
         self.skipped_steps += not self.pending.finite
         for parameter in chain.from_iterable(groups):
             key = id(parameter)
@@ -117,7 +120,10 @@ class GradientStatistics:
 
     @property
     def pending(self) -> Pending:
-        """The averages including the pending step. The first access in each step waits for the device."""
+        """The averages including the gradients of the current step, which has not been taken yet.
+
+        The first access in each step waits for the device.
+        """
         if self._readings is None:
             return Pending(self.averages, True)
         if self._pending is None:
@@ -133,7 +139,7 @@ class GradientStatistics:
         return [gain_ratio(one.variance, one.square, self.settings.scale) for one in estimates]
 
     def pooled(self) -> Averages:
-        """Sum the averages over all parameter groups that are trained, or over all groups if none is."""
+        """Sum the averages over all trained parameter groups, or over all groups if none is trained."""
         averages = self.pending.averages
         pairs = zip(averages, self._is_trained(), strict=True)
         counted = [one for one, is_trained in pairs if is_trained] or averages

@@ -25,10 +25,11 @@ _PROGRESS = ("scale_invariant_steps", "schedule_steps", "skipped_steps")
 class AdaScale(Optimizer):
     """AdaScale SGD (Johnson et al., ICML 2020, arXiv 2007.05105) around ``torch.optim.SGD``.
 
-    A base batch is the batch for which the learning-rate schedule, the base schedule, was tuned. A step that
-    averages S base batches replaces r steps of the base schedule, with r in [1, S]. AdaScale estimates this
-    gain r and multiplies the learning rate by it. The sum of the gains so far is tau
-    (``scale_invariant_steps``). The base schedule therefore stays valid if it is read at floor(tau)::
+    A base batch is the batch for which the learning-rate schedule was tuned. This schedule is called the base
+    schedule. A step that averages S base batches replaces r steps of the base schedule, with r in [1, S]. The
+    number r is called the gain. AdaScale estimates the gain and multiplies the learning rate by it. The sum
+    of the gains of all steps so far is called tau (``scale_invariant_steps``). To use the base schedule
+    unchanged, evaluate it at step floor(tau)::
 
         optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=4)
         while not optimizer.done(total_steps):              # steps of the base schedule
@@ -42,8 +43,8 @@ class AdaScale(Optimizer):
     ``rule`` selects how the gain changes the learning rate:
 
     * ``gain``: use lr * r. This is the rule of the paper, for SGD with or without momentum.
-    * ``sqrt_gain``: use lr * sqrt(r), for Adam and AdamW. This is a heuristic, to which AdaScale's guarantee
-      does not apply. AdaptDL (Qiao et al., OSDI 2021) uses the same exponent, but divides gradients by Adam's
+    * ``sqrt_gain``: use lr * sqrt(r), for Adam and AdamW. This is a heuristic without AdaScale's convergence
+      guarantee. AdaptDL (Qiao et al., OSDI 2021) uses the same exponent, but divides gradients by Adam's
       sqrt(v) + epsilon before it measures the gain. Malladi et al. (NeurIPS 2022) derive the exponent for the
       case that noise dominates, and also scale betas and epsilon.
     * ``measure``: leave lr unchanged, and only measure the gain, tau and ``gradient_noise_scale``. This works
@@ -52,11 +53,11 @@ class AdaScale(Optimizer):
     The gain is measured when the last backward pass of a step ends, after DistributedDataParallel has
     averaged the gradients. Clipping or unscaling the gradients before ``step()`` therefore does not change
     the gain. Each parameter group has separate statistics, and its learning rate is multiplied by its own
-    gain. tau is the sum of pooled gains, which are computed from the statistics of all trained groups
-    together.
+    gain. tau is the sum of the pooled gains. A pooled gain is computed from the statistics of all trained
+    groups together.
 
-    ``step()`` waits for the device, because it copies one small tensor from it. AdaScale holds up to 64 MiB
-    of gradients longer than autograd would. Activation checkpoints need ``use_reentrant=False``.
+    ``step()`` waits for the device, because it copies one small tensor from it. AdaScale keeps up to 64 MiB
+    of gradients in memory longer than autograd would. Activation checkpoints need ``use_reentrant=False``.
 
     Args:
         optimizer: the optimizer to drive, for example SGD or torch's ``ZeroRedundancyOptimizer``.
@@ -71,8 +72,8 @@ class AdaScale(Optimizer):
         is_scaled_loss: whether you divide each loss by ``num_gradients_to_accumulate``, so that ``.grad`` is
             a mean. If not, call ``scale_grad_by_num_grads_to_accum()`` before ``step()``.
         debias_ewma: if true, use exponential averages divided by the sum of their weights. If false, use the
-            paper's form: the mean of the first 1 / (1 - theta) samples, then an exponential average
-            (appendix B.3).
+            paper's form: the mean of the first 1 / (1 - theta) samples, then an exponential average (appendix
+            B.3).
         grad_scaler: the ``torch.amp.GradScaler`` in use, so that statistics can be reported in unscaled
             units.
         rule: ``gain``, ``sqrt_gain`` or ``measure``.
@@ -155,8 +156,9 @@ class AdaScale(Optimizer):
     def gain(self, pg_idx: int | None = None) -> float:
         """Return the gain, in [1, S], of one parameter group, or the pooled gain of all trained groups.
 
-        The default is the pooled gain. After the last backward pass of a step, the gain already includes the
-        gradients of this step. Before the first sample it is 1. The call waits for the device.
+        S is the number of base batches per step. The default is the pooled gain. After the last backward pass
+        of a step, the gain already includes the gradients of this step. Before the first sample the gain is
+        1. The call waits for the device.
         """
         return self._statistics.gains()[-1 if pg_idx is None else pg_idx]
 
@@ -174,11 +176,13 @@ class AdaScale(Optimizer):
     def gradient_noise_scale(self, pg_idx: int | None = None) -> float:
         """Return the gradient noise scale sigma^2 / mu^2 in base batches, at least 0.
 
-        Multiplied by the number of examples in a base batch, it is the simple noise scale tr(Sigma) / |G|^2
-        (McCandlish et al. 2018, arXiv 1812.06162, equation 2.9). As in their appendix A.1, sigma^2 and mu^2
-        are averaged before the ratio is computed. The result is inf if mu^2 is 0, and nan before the first
-        sample. If noise dominates, the result is too low: estimates of mu^2 are clipped at 0 before they are
-        averaged, which makes their average too high.
+        sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
+        expected gradient. Both are averaged over steps before the ratio is computed (McCandlish et al. 2018,
+        arXiv 1812.06162, appendix A.1). Multiplied by the number of examples in a base batch, the result is
+        the simple noise scale tr(Sigma) / |G|^2 (their equation 2.9).
+
+        The result is inf if mu^2 is 0, and nan before the first sample. If noise dominates, the result is too
+        low: estimates of mu^2 are clipped at 0 before they are averaged, which makes their average too high.
         """
         variance, square = self.grad_var_avg(pg_idx), self.grad_sqr_avg(pg_idx)
         if square == 0:
@@ -187,7 +191,7 @@ class AdaScale(Optimizer):
 
     @property
     def scale_invariant_steps(self) -> float:
-        """tau, the number of steps of the base schedule that the steps so far replace. It can be assigned."""
+        """tau: how many steps of the base schedule the steps so far replace. You can assign this property."""
         return self._tau
 
     @scale_invariant_steps.setter
@@ -217,7 +221,8 @@ class AdaScale(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each group's learning rate scaled by ``rule``, then restore the learning rates.
 
-        If a gradient is not finite, no rank takes the step, and the averages and tau stay unchanged.
+        If a gradient is not finite, all ranks skip the step. The averages and the number of replaced
+        base-schedule steps then stay unchanged.
 
         Raises:
             RuntimeError: fewer than ``num_gradients_to_accumulate`` backward passes have run, or the number
@@ -307,9 +312,10 @@ class AdaScale(Optimizer):
         """Return the wrapped optimizer's state, with AdaScale's averages and progress added.
 
         AdaScale adds floats and ints to each parameter group, under keys that begin with ``adascale_``.
-        Therefore ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` can handle
-        the state. Settings are not saved: to resume, create AdaScale with the same arguments. ``scale`` and
-        ``num_gradients_to_accumulate`` may differ if the base batch is the same.
+        ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` support this state.
+
+        The state does not contain AdaScale's settings. To resume, create AdaScale with the same arguments. If
+        the base batch stays the same, ``scale`` and ``num_gradients_to_accumulate`` may differ.
 
         Raises:
             RuntimeError: some but not all backward passes of a step have run.

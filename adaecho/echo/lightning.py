@@ -2,12 +2,12 @@
 
 *Prefetch*: if a loader has no length, Lightning requests each batch one step early, to detect the last batch
 (``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). A checkpoint then contains the loader's state
-after a batch that no step has used yet. A resume would skip this batch.
+after a batch that has not been used for training yet. A resume would skip this batch.
 
 *End of an epoch*: by default Lightning saves a checkpoint at the end of an epoch. The checkpoint contains the
 loader's state, but a resume does not load it (``FitLoop.restarting``: "if the last epoch completely finished,
 we are not actually restarting"). Training would then repeat the batches of the first epoch. With
-``max_steps``, Lightning does load the state. However, it uses the first iterator only to finish the completed
+``max_steps``, Lightning does load the state. However, it uses the first iterator only to end the completed
 epoch, so training would skip one epoch.
 
 Lightning does not inform a loader about either case. Both workarounds therefore search the call stack for
@@ -33,14 +33,14 @@ def holds_last_batch(batch_id: int) -> bool:
 
 
 def resumed_at_end(loader: Any) -> tuple[dict[str, Any] | None, bool] | None:
-    """Return instructions for a loader from which a resumed Trainer requests its first iterator.
+    """Return what a loader must do if a resumed Trainer requests its first iterator.
 
     Args:
         loader: the loader.
 
     Returns:
         The state that the loader must load itself, or None, and whether the iterator must be empty, because
-        the Trainer requests it only to finish the completed epoch. None unless a Trainer is the caller and
+        the Trainer requests it only to end the completed epoch. None unless a Trainer is the caller and
         resumes at the end of an epoch.
     """
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)

@@ -29,8 +29,8 @@ class EchoLoader(LoaderStats):
 
     Data echoing trains on each loaded example or batch several times, so that a slow input pipeline no longer
     limits training (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3). The argument ``echo`` selects a
-    variant. The variants differ in the position of the echo stage, which passes each example or batch on
-    several times. All of them shuffle examples in one buffer of the same size::
+    variant. The variants differ in the position of the echo stage, which outputs each example or batch
+    several times. Each variant shuffles examples in one buffer, and the size of the buffer is the same::
 
         none                         read > decode > shuffle > augment > batch
         example_before_augmentation  read > decode > echo > shuffle > augment > batch
@@ -39,8 +39,8 @@ class EchoLoader(LoaderStats):
 
     Each random number depends only on its purpose, the seed, the number of the example in reading order, and
     the index of the repeat. The batches are therefore the same for any ``num_workers`` and ``prefetch``, and
-    after a resume. Without ``epochs``, iteration is endless. No batch between two epochs is short, and a
-    second ``iter()`` continues where the first one stopped.
+    after a resume. Without ``epochs``, iteration is endless, and a second ``iter()`` continues where the
+    first one stopped. Batches may then span the end of an epoch, so no batch is short.
 
     Most training loops need only the first six arguments.
 
@@ -67,7 +67,7 @@ class EchoLoader(LoaderStats):
             ``example_before_augmentation``, ``once`` runs before the echo and ``each_time`` runs on each
             repeat. In the other variants the two run one after the other.
         decode: ``decode(example)`` turns a stored example into the form that is trained on. It must be
-            deterministic. If the buffer holds encoded examples and ``decode`` has a method
+            deterministic. If the buffer contains encoded examples and ``decode`` has a method
             ``for_augment(augment)``, the loader decodes with the function that this method returns. This
             function may decode only the part that the augmentation needs, for example a crop.
         collate: function that turns a list of examples into a batch in new memory. The default is torch's
@@ -75,7 +75,7 @@ class EchoLoader(LoaderStats):
             generators. If it needs random numbers, it can be ``collate(examples, rng)`` and receives a
             generator that depends only on the batch. Only one thread at a time calls it, unless it declares
             ``thread_safe = True``.
-        buffer_format: whether the shuffle buffer, and an echo before augmentation, hold examples before or
+        buffer_format: whether the shuffle buffer, and an echo before augmentation, contain examples before or
             after ``decode``. The batches are the same, but time and memory differ. ``decoded`` decodes each
             fresh example once. ``encoded`` saves memory but decodes each repeat again. With
             ``max_bad_examples`` it also decodes each fresh example on entry, so that a bad example can be
@@ -90,11 +90,11 @@ class EchoLoader(LoaderStats):
             examples, ``shards`` shuffles the shards and reads each one in order, and ``sequential`` keeps the
             stored order. An iterable always keeps its own order.
         sampler: sampler that yields the rows of each epoch, as in a DataLoader. It replaces ``order``.
-        epochs: number of epochs in each ``iter()``; None iterates endlessly. At the end of the last epoch
-            the buffer is emptied, and the last batch may be short. All ranks make the same number of
-            batches: if the examples of one ``iter()`` do not divide evenly among the ranks, up to
-            ``world_size - 1`` of the first ones are repeated at the end, as with DistributedSampler. With
-            ``batch_shuffle_buffer`` the short batch can come at different steps on different ranks.
+        epochs: number of epochs in each ``iter()``; None iterates endlessly. At the end of the last epoch the
+            buffer is emptied, and the last batch may be short. All ranks make the same number of batches: if
+            the examples of one ``iter()`` do not divide evenly among the ranks, up to ``world_size - 1`` of
+            the first ones are repeated at the end, as with DistributedSampler. With ``batch_shuffle_buffer``
+            the short batch can come at different steps on different ranks.
         drop_last: drop a short last batch. Examples that do not divide evenly among the ranks are then
             dropped instead of repeating others.
         seed: seed of all random numbers; any integer, used modulo 2**64.
@@ -105,8 +105,8 @@ class EchoLoader(LoaderStats):
             Processes are forked at the first batch of an iteration. Where fork is not available (macOS,
             Windows), code that needs processes runs in the calling thread. If the source reads ahead itself,
             for example a DataLoader with workers, R is correct only with at least 1 worker here.
-        processes: use worker processes even for thread-safe code. This helps if the code holds the GIL, so
-            that threads would run one after the other.
+        processes: use worker processes even for thread-safe code. This helps if the code does not release the
+            GIL, because threads would then run one after the other.
         prefetch: number of batches to read ahead of the echo stage. None means two for each worker, as in a
             DataLoader.
         device: device to which the loader's threads copy each batch while the previous training step runs.
@@ -354,7 +354,7 @@ class EchoLoader(LoaderStats):
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch from ``next()``, from which another loader can continue.
 
-        The state does not count batches that were read ahead. Any thread may call this at any time.
+        The state ignores batches that were read ahead. Any thread may call this at any time.
 
         Returns:
             A flat dict from names to numbers, strings and lists of numbers. It does not contain the examples
@@ -377,10 +377,10 @@ class EchoLoader(LoaderStats):
             warn_if_unshared(self.dataset, given.share(None, None)[1])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state, so that the next batch is the same as in the saved run.
+        """Restore a state. The next batch is then the same as in the run that saved the state.
 
-        A state does not contain the examples in the buffers. The loader therefore first reads these examples
-        again, and counts them in ``reread_examples``. The echoing factor may differ from the saved one. If
+        A state does not contain the examples in the buffers. The loader therefore reads these examples again
+        first, and counts them in ``reread_examples``. The echoing factor may differ from the saved one. If
         the state was saved between two iterations, the number of ranks, batch size, echo variant and buffer
         sizes may differ too.
 
@@ -405,8 +405,8 @@ class EchoLoader(LoaderStats):
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin iteration number ``epoch``, counted from 0.
 
-        An iteration is one complete loop over the loader. Unlike with DistributedSampler, calling this is
-        optional, because each ``iter()`` begins the next iteration anyway. The call has no effect without
+        An iteration is one complete loop over the loader. Calling this is optional, because each ``iter()``
+        begins the next iteration anyway. This differs from DistributedSampler. The call has no effect without
         ``epochs=``, or if a loaded state continues the same iteration. In a new loader around an iterable,
         the number of earlier examples is unknown. The loader then warns and uses the random numbers of
         iteration 0. Pass another ``seed`` to get other random numbers.
@@ -421,9 +421,9 @@ class EchoLoader(LoaderStats):
     def paused(self) -> Iterator[None]:
         """Pause the loader's threads within a ``with`` block, for example to leave the CPUs to an evaluation.
 
-        Entering the block waits until the threads have finished their current work. The step that contains
-        the pause is left out of the timing. If the thread that paused the loader requests a batch within the
-        block, the pause ends. Otherwise this thread would wait forever.
+        The block begins when the threads have completed their current work. The timers ignore the step that
+        contains the pause. If the thread that paused the loader requests a batch within the block, the pause
+        ends. Otherwise this thread would wait forever.
         """
         pool = self._pipeline.pool
         already = pool is None or pool.paused_by is not None
@@ -439,8 +439,8 @@ class EchoLoader(LoaderStats):
     def close(self) -> None:
         """Stop all threads and processes and close the source. The loader cannot be iterated afterwards.
 
-        A thread cannot be stopped while it is inside a call of the source. If the call has not returned after
-        ten seconds, it continues in the background, and a RuntimeWarning is issued.
+        A thread cannot be stopped while it executes a call of the source. If the call has not returned after
+        ten seconds, the thread continues in the background, and a RuntimeWarning is issued.
         """
         self._closed, self._ahead = True, None
         if self._finalizer.detach() is not None:

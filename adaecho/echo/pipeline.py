@@ -1,11 +1,11 @@
-"""The permanent parts of a loader (``Pipeline``), and the caches and threads that make its batches (``Run``).
+"""The permanent parts of a loader (``Pipeline``), and the threads that build its batches (``Run``).
 
-A run starts at a cursor, a position of the training loop. It connects the stages of a variant in the paper's
-order, in one or more threads. The loader can discard and replace it at any time.
+A run starts at a cursor, which is a position of the training loop. The run connects the stages of a variant
+in the order of the paper, in one or more threads. The loader can discard a run and start a new one at any
+time.
 
-With workers, the prefetch queue lies before the echo stage. Data echoing assumes that the stages before the
-echo are the bottleneck. Because of the queue, they can continue while the training loop works through the
-repeats.
+With workers, the prefetch queue lies before the echo stage, because data echoing assumes that the stages
+before the echo are the bottleneck. These stages can then continue while the training loop uses the repeats.
 """
 
 import _thread
@@ -55,7 +55,9 @@ _NO_FORK = (
 
 
 class Counters(NamedTuple):
-    """The time that the loader has spent in its stages so far, from which R is computed.
+    """The time that the loader has spent in its stages so far.
+
+    These times determine R, the loading time of a batch divided by the time of a training step.
 
     Attributes:
         upstream_s: seconds spent in the stages before the echo, with two lower bounds for each stage
@@ -163,7 +165,7 @@ class Pipeline:
         return f"{self.source.name}: {'reading again' if self._newest is None else self._newest.progress()}"
 
     def warn_of_draws(self) -> None:
-        """Warn once that the dataset draws random numbers before the echo, so that all repeats share them."""
+        """Warn once that the dataset draws random numbers before the echo. All repeats then share them."""
         if self._draw_once:
             self._draw_once = False
             warn_caller(
@@ -272,7 +274,7 @@ class Pipeline:
             self.pool.stop()
 
     def _drop(self) -> None:
-        """Stop all threads and processes of the run and discard the examples that they have read ahead."""
+        """Stop all threads and processes of the run, and discard the examples that were read ahead."""
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
@@ -285,7 +287,7 @@ class Pipeline:
     def close(self) -> None:
         """Stop all threads and processes and close the source.
 
-        A thread cannot be stopped while it is inside a call of the source. If the call has not returned after
+        A thread cannot be stopped while it executes a call of the source. If the call has not returned after
         ``CLOSE_WAIT_S`` seconds, a warning is issued and the thread continues until the process ends.
         """
         pool, owners = self.pool, self.owners
@@ -309,10 +311,11 @@ class Pipeline:
                 self.reader.close()
 
     def forgotten(self) -> None:
-        """Close the pipeline after the garbage collector has found its loader.
+        """Close the pipeline after the garbage collector has collected its loader.
 
-        The collector may run in one of the loader's own threads, or in a thread that holds a lock which they
-        need. Waiting there for the loader's threads would be a deadlock, so a new thread closes the pipeline.
+        The collector may run in one of the loader's threads, or in a thread with a lock that these threads
+        need. Waiting for the loader's threads there could cause a deadlock. A new thread therefore closes the
+        pipeline.
         """
         if self.pool is None:
             self.close()
@@ -378,7 +381,7 @@ class Run:
         return f"reading the source, {read:,} examples so far"
 
     def _claim(self, count: int) -> Any | None:
-        """Claim the next examples for reading: first the examples of the buffers, then fresh ones."""
+        """Claim the next examples for reading: first the examples of the buffers, then fresh examples."""
         reader, start = self._parts.reader, self._num_claimed
         if start == len(self._again):
             return reader.claim(count)
@@ -441,7 +444,7 @@ class Run:
         return Batches(self._stage, pool, making, position, group=parts.group, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:
-        """Connect the stages that read examples and that make batches, each with its own threads.
+        """Connect the stages that read examples and the stages that build batches, each with its own threads.
 
         Returns:
             The map that makes batches. Its ``upstream`` is the map that reads.
@@ -524,9 +527,9 @@ class Run:
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
     """Return two lower bounds on the seconds that a stage needs.
 
-    A stage claims pieces of work in one thread at a time, and then processes them in parallel. The first
-    bound is the time of all claims. The second is the time of all claims and all processing, divided by the
-    number of pieces that are processed in parallel.
+    A stage assigns pieces of work to threads, which then process the pieces in parallel. Only one thread at a
+    time can claim a piece. The first bound is the total time of all claims. The second bound is the time of
+    all claims and all processing, divided by the number of pieces that are processed in parallel.
 
     Args:
         stage: the map of threads, with its times.

@@ -101,7 +101,7 @@ class Settings:
         self._set("sampler", f"{kind} of {len(self.sampler)}")
 
     def _check_even_ranks(self) -> None:
-        """Raise ValueError if ranks could make unequal numbers of batches.
+        """Raise ValueError if the ranks could have unequal numbers of batches.
 
         The ranks average gradients at every step, so a rank with more batches would wait forever.
         """
@@ -171,7 +171,7 @@ class Settings:
     def to_fill(self) -> dict[str, float]:
         """Approximate number of fresh examples (or whole batches) that this rank reads to fill each buffer.
 
-        In a buffer after the echo, repeats also take slots, so fewer fresh examples fill the buffer.
+        In a buffer after the echo, repeats also occupy slots, so fewer fresh examples fill the buffer.
         """
         of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
@@ -184,7 +184,7 @@ class Settings:
 
         Args:
             saved: settings stored in the state.
-            held: whether the buffers hold examples at the state's cursor. If they do, fewer settings may
+            held: whether the buffers contain examples at the state's cursor. If they do, fewer settings may
                 differ.
         """
         for name, value in self.plain().items():

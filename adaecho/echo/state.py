@@ -1,9 +1,9 @@
 """The state of a loader, which consists of its settings, a cursor and a log.
 
-The cursor is the position of the training loop: it counts the batches received so far and the examples used
-for them. The log records events that cannot be computed from the seed: bad examples and changes of the
-echoing factor. From settings, cursor and log, the loader can rebuild its buffers and read ahead again. A
-state therefore does not contain any examples.
+The cursor is the position of the training loop. It counts the batches that the loop has received, and the
+examples that were used for these batches. The log records events that cannot be computed from the seed: bad
+examples and changes of the echoing factor. From settings, cursor and log, the loader can rebuild its buffers.
+A state therefore does not contain any examples.
 
 ``state_dict()`` returns a flat dict from names to numbers, strings and lists of numbers. The names are always
 the same, because ``torch.distributed.checkpoint`` loads into a dict that must have the saved names.
@@ -28,8 +28,9 @@ VERSION = 7  # must increase if this version could not read older states or woul
 class LoaderCursor(NamedTuple):
     """The position of the training loop, after the last batch that it received.
 
-    Each rank numbers its own fresh examples; this number is called the local number. The cursor is immutable.
-    The loader replaces it in a single statement, which an interrupt cannot split.
+    Each rank numbers its own fresh examples. The number of an example on its rank is called its local number.
+    The cursor is immutable. The loader replaces it in a single statement, so an interrupt cannot leave it
+    half changed.
 
     Attributes:
         fresh_examples: number of fresh examples that the batches so far needed.
@@ -87,8 +88,7 @@ class LoaderCursor(NamedTuple):
 class Log:
     """Record of events that cannot be computed from the seed: bad examples and changes of the echoing factor.
 
-    Iteration only ever appends to the log, so another thread can safely save the loader's state while
-    iteration is running.
+    Iteration only appends to the log, so another thread can safely save the loader's state during iteration.
 
     Args:
         settings: settings of the loader.
@@ -114,7 +114,8 @@ class Log:
     def begin(self, index: int) -> None:
         """Prepare the log for an iteration that begins at local number ``index``.
 
-        Entries from this number on are removed, because the iteration will find those bad examples again.
+        Entries with this or a higher number are removed, because the iteration will find those bad examples
+        again.
         """
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
@@ -165,7 +166,7 @@ class Log:
 class Held:
     """The contents of the loader's buffers at a cursor.
 
-    An item is one use of one fresh example (``order.keyed``).
+    An item is one of the repeated uses of a fresh example (``order.keyed``).
 
     Attributes:
         examples: the items in the shuffle buffer of examples.
@@ -290,8 +291,7 @@ class Streams:
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
     """Gather the states of all ranks of torch.distributed into one state.
 
-    All ranks must call this together. Each name in the result begins with the number of the rank that it
-    belongs to.
+    All ranks must call this together. Each name in the result begins with the number of its rank.
     """
     states: list[Any] = [state]
     if is_distributed():

@@ -1,8 +1,8 @@
 """The counters, timers and other read-only properties of an EchoLoader.
 
 The timers measure R, the loading time of a fresh batch divided by the time of a training step (paper, section
-2). A fresh batch is newly loaded, as opposed to a repeat. The stages before the echo, which repeats data, are
-called upstream. The stages after it are called downstream.
+2). A fresh batch is newly loaded, as opposed to a repeat. The stages before the echo stage are called
+upstream, and the stages after it downstream.
 """
 
 import time
@@ -24,11 +24,11 @@ _TOGETHER = 10  # number of steps added to the sums at once, because reading the
 class Timers:
     """Measures loading and step times, smoothed exponentially over about 50 steps.
 
-    ``upstream_s_per_batch`` refers to the slowest stage before the echo. It is the time that this stage works
-    on a fresh batch, in seconds, divided by the number of its threads.
+    ``upstream_s_per_batch`` is the time in seconds that the slowest stage before the echo works on a fresh
+    batch, divided by the number of its threads.
 
-    ``downstream_s_per_step`` is the larger of two durations per step: the loader's work after the echo, and
-    the training step. The training step is everything that the training loop does between two batches.
+    ``downstream_s_per_step`` is the larger of two times in seconds: the loader's work after the echo, and the
+    training step. The training step is everything that the training loop does between two batches.
 
     Args:
         counters: function that returns the times of the loader's stages so far.
@@ -120,8 +120,8 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 class LoaderStats:
     """The read-only properties of a loader.
 
-    Unless noted otherwise, they describe the loader after the last batch that it returned. Batches that were
-    prepared ahead of time do not count.
+    By default, they describe the loader after the last batch that it returned. Batches that were prepared
+    ahead of time do not count.
     """
 
     _position: LoaderCursor

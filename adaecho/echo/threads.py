@@ -1,12 +1,12 @@
 """Background threads that process pieces of work in parallel and return the results in order.
 
 Threads are suitable for reading, decoding and NumPy or torch kernels, because these release the GIL. Code
-that holds the GIL runs in separate processes (``batch.process_workers``). The threads here then only wait for
-the results.
+that does not release the GIL runs in separate processes (``batch.process_workers``). The threads here then
+only wait for the results.
 
-Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. If the main thread held a lock at
-that moment, the worker threads could wait for the lock forever. The main thread therefore never takes a lock
-that a worker thread takes. It only sets flags and uses ``SimpleQueue``, whose calls are atomic. After an
+Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. If the main thread had acquired a
+lock before, the worker threads could wait for the lock forever. The main thread therefore never acquires a
+lock that a worker thread uses. It only sets flags and uses ``SimpleQueue``, whose calls are atomic. After an
 interrupt all threads stop. The loader then starts new threads, which continue after the last batch that the
 training loop received.
 """
@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.005  # interval between checks of a flag
 
 
 class Shutdown(BaseException):  # not an Exception, so that no handler of errors catches it
-    """Raised in a thread that waits for a result that will not come, because the threads are stopping."""
+    """Raised in a thread that waits for a result after the threads have been stopped."""
 
 
 class PoolThread(threading.Thread):

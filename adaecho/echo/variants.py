@@ -17,14 +17,14 @@ MAX_FACTOR = 1 << 16  # order.keyed stores the index of a repeat in 16 bits
 class Variant:
     """One way to insert an echo stage into the input pipeline (paper, section 3).
 
-    An echo stage repeats each example or batch. The stages before it are called upstream. Without an echo
-    stage, all stages before the training step are upstream.
+    An echo stage outputs each example or batch several times. The stages before it are called upstream.
+    Without an echo stage, all stages before the training step are upstream.
 
     Attributes:
         name: value of the loader's argument ``echo``.
         stages: names of the stages in the order in which data pass through them.
         repeats: whether the echo stage repeats "examples" or "batches"; "" if there is no echo stage.
-        augments_before: whether augmentation comes before the echo. The buffer then holds augmented, and
+        augments_before: whether augmentation comes before the echo. The buffer then contains augmented, and
             therefore decoded, examples.
     """
 

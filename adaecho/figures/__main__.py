@@ -1,6 +1,6 @@
 """``python -m adaecho.figures``: draw all figures and write the report from committed tables.
 
-A table is a file ``results/<experiment>/<task>/trials.json``. The same folder may also contain
+The tables are the files ``results/<experiment>/<task>/trials.json``. A folder with a table may also contain
 ``curves.json``. The command needs neither a GPU nor a network. The same tables always produce byte-identical
 files.
 """
@@ -19,7 +19,7 @@ from adaecho.records.table import summarize
 def draw_all(results: Path, into: Path) -> list[Path]:
     """Draw all tables under ``results``, write ``report.md``, and return the paths of all files.
 
-    The report also shows pictures that are in a table's folder, for example those of ``adaecho.show``.
+    The report also shows pictures from a table's folder, for example the output of ``adaecho.show``.
 
     Raises:
         UserError: there are no tables, or a table cannot be read.

@@ -1,6 +1,7 @@
 """Figures with one row per arm (configuration under comparison).
 
-They show the cost of each arm to reach the target (the paper's Fig. 3), or the values at the end of its runs.
+A figure shows the cost of each arm to reach the target (the paper's Fig. 3), or its results at the end of
+training.
 """
 
 import math
@@ -38,9 +39,9 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     paper. A line shows the minimum and maximum over an arm's searches, as in the paper. If an arm has ten or
     more searches, its line shows the 95 % interval of the mean instead.
 
-    In the row of an echoed arm, a dashed mark shows the ideal: the baseline's mean divided by the echoing
-    factor. The arm would reach this ideal if repeated examples were as useful as fresh examples. If no search
-    of an arm reached the target, the row has a note instead of a dot.
+    In the row of an arm with echoing, a dashed mark shows the ideal cost. The ideal cost is the baseline's
+    mean divided by the echoing factor. The arm would reach it if repeated examples were as useful as fresh
+    examples. If no search of an arm reached the target, the row has a note instead of a dot.
 
     Args:
         arms: an outcome; see ``records.outcome``.
@@ -171,11 +172,11 @@ _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
-    """Plot the values at the end of the runs of each arm, in one panel per quantity.
+    """Plot the results of each arm at the end of its runs, in one panel per quantity.
 
     An arm is one configuration under comparison. A dot shows the mean over the arm's runs, and a bar the
-    range from minimum to maximum. The range of the first arm is also drawn as a shaded band. The quantities
-    are the metric and each count that differs between arms.
+    range from minimum to maximum. A shaded band repeats the range of the first arm. The quantities are the
+    metric and each count that differs between arms.
 
     Arms have the same color if their names differ only before the first underscore (``s2_linear``,
     ``s4_linear``). If there is one name per echo variant, each variant has its own color.
@@ -217,7 +218,7 @@ def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
 def _alike(arms: list[Arm], key: str) -> bool:
     """Return whether a count is the same in all arms, up to 1 %.
 
-    The last batch of a budget may cause differences of this size.
+    The last batch of a run may cause a difference of this size.
     """
     ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
     return not ends or max(ends) <= 1.01 * min(ends)

@@ -54,9 +54,9 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, captio
     """Draw the mean cost of each arm against a setting, with one line per echo variant or other setting.
 
     An arm is one configuration under comparison. A bar shows the minimum and maximum over an arm's searches.
-    A dashed line shows the ideal: the cost of the arm's baseline divided by the echoing factor, as if
-    repeated examples were as useful as fresh examples. The caption names the arms that never reached the
-    target.
+    A dashed line shows the ideal cost, which is the cost of the arm's baseline divided by the echoing factor.
+    An arm would reach it if repeated examples were as useful as fresh examples. The caption names the arms
+    that never reached the target.
 
     Args:
         arms: an outcome; see ``records.outcome``.
@@ -137,9 +137,9 @@ def draw_curves(
 ) -> None:
     """Draw one curve per arm: the mean over its searches, with a band of one standard deviation.
 
-    An arm is one configuration under comparison. There is one panel per value of ``sweep.x``. If arms have
-    the same color in a panel, they have different dashes, and the panel has a legend. After the end of a
-    search, its curve continues with its last value.
+    An arm is one configuration under comparison. There is one panel per value of the setting ``sweep.x``. If
+    arms have the same color in a panel, they have different dashes, and the panel has a legend. After the end
+    of a search, its curve continues with its last value.
 
     Accuracy is drawn as error on a log axis, because the interesting differences lie near the target. The
     mean and standard deviation are then computed from the logarithm of the error.
@@ -266,8 +266,8 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
     """Return for each search the cost of the best of its first n trials, as a function of n.
 
-    Searches with a single trial are left out. A pruned trial was stopped because it had already cost more
-    than another trial, so a pruned trial is never the best.
+    Searches with a single trial are omitted. A pruned trial was stopped because it had already cost more than
+    another trial. A pruned trial is therefore never the best.
 
     Returns:
         Curves for ``draw_curves``. Each has the number of counted trials in place of fresh examples, and

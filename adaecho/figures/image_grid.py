@@ -23,7 +23,8 @@ _COLUMNS = 4
 def grid(shown: Sequence[Shown], path: Path) -> None:
     """Draw images in rows of four panels.
 
-    An image with boxes has two panels: one with the true boxes, and then one with the predicted boxes.
+    An image with boxes fills two panels. The first panel shows the true boxes, and the second the predicted
+    boxes.
 
     Args:
         shown: the images.

@@ -74,7 +74,7 @@ def draw_table(
 
 
 def _named(one: Row, task: str) -> Row:
-    """Return a row or curve with the name that its echo variant has in this task.
+    """Return a row or curve with the name of its echo variant in this task.
 
     In a task without augmentation, echoing before and after augmentation are the same. The name therefore
     omits "before" and "after".

@@ -119,14 +119,14 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
     """Read the learning curve of the best trial of each search from the run folders.
 
-    If no trial of a search reached the target, the search has no best trial and therefore no curve. The
-    exception is a search with a single trial: its curve is always included, because there was no trial to
+    If no trial of a search reached the target, the search has no best trial and therefore no curve. A search
+    with a single trial is an exception. Its curve is always included, because there was only one trial to
     choose from.
 
     Returns:
         One dict per curve, with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index`` and
-        ``metric``. The lists ``fresh_examples`` and ``values`` have one item per evaluation. ``last`` has
-        all values of the last evaluation except for times.
+        ``metric``. The lists ``fresh_examples`` and ``values`` have one item per evaluation. ``last`` has all
+        values of the last evaluation except for times.
     """
     single = {key: trials[0] for key, trials in searches(rows).items() if len(trials) == 1}
     shown = {key: row for key, row in single.items() if row["counted"]} | best_trials(rows)
@@ -184,7 +184,7 @@ def _origin(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def one_line_each(table: list[Any]) -> str:
-    """Return a JSON list with one item per line, so that a diff shows which arm has changed."""
+    """Return a JSON list with one item per line. A diff then shows which arm has changed."""
     return "[\n" + ",\n".join(dumps(item) for item in table) + "\n]\n"
 
 

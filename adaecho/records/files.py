@@ -1,4 +1,4 @@
-"""Read and write files such that a killed process or a full disk never leaves a half-written file."""
+"""Read and write files. A killed process or a full disk never leaves a half-written file."""
 
 import json
 import math

@@ -47,7 +47,7 @@ class RunFolder:
     """Reads and writes the files of a run folder.
 
     Reading is always possible; writing requires the lock (see ``lock``). A writing method raises
-    ``FolderError`` if this process does not hold the lock, if the disk is full, or if the folder is not
+    ``FolderError`` if this process does not own the lock, if the disk is full, or if the folder is not
     writable. After an error, the previous content of the file is unchanged.
 
     Attributes:
@@ -66,7 +66,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Hold the lock inside the block, so that no other process writes to the folder.
+        """Lock the folder during the block, so that no other process writes to it.
 
         The folder is created if it is missing.
 
@@ -125,7 +125,7 @@ class RunFolder:
         files.write_json(path, now)
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        """Raise a FolderError that lists the differences if the recorded config is a different one."""
+        """Raise a FolderError that lists the differences if the recorded config is different."""
         if lines := changes(files.read_yaml(self._config), config):
             differences = "\n  ".join(lines)
             raise FolderError(
@@ -188,7 +188,7 @@ class RunFolder:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to ``<name>.old-<n>`` with the first free number n, and return the new path."""
+    """Rename a folder to ``<name>.old-<n>`` with the first unused number n, and return the new path."""
     number = 1
     while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
@@ -201,7 +201,7 @@ _descriptors: set[int] = set()
 
 
 def _close_descriptors() -> None:
-    """Close all locks in a forked child. Otherwise the child would still hold them after its parent died."""
+    """Close all locks in a forked child. Otherwise the child would still own them after its parent died."""
     while _descriptors:
         os.close(_descriptors.pop())
 
@@ -216,11 +216,11 @@ class FolderLock:
     process dies.
 
     On some file systems, ``flock`` is missing or has no effect across hosts (BeeGFS, and Lustre with
-    ``localflock``). Therefore the process also regularly updates the modification time of the file. This
+    ``localflock``). The process therefore also updates the modification time of the file regularly. This
     heartbeat shows processes on other hosts that the writer is alive.
 
-    The file is never removed. If it were removed, one process could hold a lock on the removed file while
-    another process locks a new file.
+    The file is never removed. Otherwise one process could have a lock on the removed file while another
+    process locks a new file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -257,7 +257,7 @@ class FolderLock:
         threading.Thread(target=self._beat, args=(descriptor, self._stop), daemon=True).start()
 
     def release(self) -> None:
-        """Release the lock. If a process on another host has taken it over, its entry stays unchanged."""
+        """Release the lock. If a process on another host has acquired it, its entry stays unchanged."""
         if self._descriptor < 0:
             return
         self._stop.set()
@@ -269,9 +269,9 @@ class FolderLock:
         self._descriptor = -1
 
     def is_mine(self) -> bool:
-        """Return whether this object still holds the lock.
+        """Return whether this object still owns the lock.
 
-        While a process is suspended, a process on another host may take over the lock.
+        While a process is suspended, a process on another host may acquire the lock.
         """
         with suppress(OSError):
             return self._descriptor >= 0 and self.path.read_bytes() == self._mine
@@ -284,7 +284,7 @@ class FolderLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether the heartbeat of a folder's lock shows that a live process holds it."""
+    """Return whether the heartbeat of a folder's lock shows that a live process owns the lock."""
     with suppress(OSError):
         path = folder / "lock"
         return bool(path.read_bytes()) and time.time() - path.stat().st_mtime < STALE_AFTER_S
@@ -292,7 +292,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str | None:
-    """Try to lock the file. Return a description of the live process that already holds it, or None."""
+    """Try to lock the file. If a live process already owns the lock, return its description, else None."""
     is_ours = is_locked = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -73,18 +73,18 @@ def outcome(rows: list[Row]) -> list[Row]:
           ``diverged`` and ``failed``: the number of trials with this status.
         * ``at_edge``: for each axis, the number of best points near its ends (see the function ``at_edge``).
         * ``fresh_examples``, ``steps`` and ``train_time_s``: the cost of reaching the target, each as
-          {mean, min, max}. If at least two searches reached the target, ``low`` and ``high`` give the
-          95 % confidence interval of the mean. Null if no search reached the target.
+          {mean, min, max}. If at least two searches reached the target, ``low`` and ``high`` give the 95 %
+          confidence interval of the mean. Null if no search reached the target.
         * ``baseline``: the name of the arm's baseline.
-        * ``ratio_to_baseline``: the geometric mean of the arm's fresh examples divided by that of its
+        * ``ratio_to_baseline``: the ratio of the geometric mean costs in fresh examples of the arm and its
           baseline, with the 95 % confidence interval ``ratio_low`` to ``ratio_high`` (see
           ``records.statistics.cost_ratio``). The ratio is null if the arm has no baseline, or if no search of
           the arm or of its baseline reached the target. The interval is null for the baseline itself, and if
           either arm has fewer than two searches.
         * ``ratio_bound``: only present if some searches of one of the two arms missed the target. The cost of
           this search is only known to be at least what it has read. The true ratio is then ``at least`` or
-          ``at most`` the given value, and there is no interval. If both arms have such searches, the ratio
-          is null.
+          ``at most`` the given value, and there is no interval. If both arms have such searches, the ratio is
+          null.
     """
     best = best_trials(rows)
     arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
@@ -126,8 +126,9 @@ def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bo
     """Return the cost of each search of an arm to reach the target.
 
     The cost of a search is the cost of its best trial, which reached the target with the fewest fresh
-    examples. If no trial reached the target, only a lower bound is known: what the cheapest trial used. If
-    some trials have not ended yet, the cost is unknown, and the bounds are 0 and infinity.
+    examples. If no trial reached the target, only a lower bound of the cost is known. The bound is the amount
+    that the cheapest trial used. If some trials have not ended yet, the cost is unknown, and the bounds are 0
+    and infinity.
 
     Args:
         rows: the trials of one arm.
@@ -159,7 +160,7 @@ def _cost(row: Row, prefix: str, cost: str) -> float:
 
 
 def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
-    """Return the ratio keys of ``outcome`` for an arm, given its costs and those of its baseline."""
+    """Return the ratio keys of ``outcome`` for an arm, given the costs of the arm and of its baseline."""
     unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
     missed = [[math.isinf(cost.high) for cost in costs] for costs in (ours, theirs)]
     if all(map(any, missed)) or any(map(all, missed)):
@@ -242,8 +243,8 @@ def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
 def best_value(search: Iterable[Row]) -> float | None:
     """Return the best value of the target's metric over all evaluations of all counted trials.
 
-    Counted trials are the non-divergent trials that the search requires. The result is None if no trial is
-    counted, or if none was evaluated.
+    The counted trials of a search are the non-divergent trials that it requires. The result is None if no
+    trial is counted, or if none was evaluated.
     """
     best = min((row for row in search if row["counted"]), key=_distance, default=None)
     return None if best is None else best["best_value"]

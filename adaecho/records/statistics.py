@@ -1,8 +1,8 @@
 """Estimate how much two arms (configurations under comparison) differ, and how certain the difference is.
 
-Costs such as the number of fresh examples are positive, and their noise is multiplicative. Therefore
-``cost_ratio`` works with logarithms: it compares geometric means, and its confidence interval is an interval
-of the ratio.
+Costs such as the number of fresh examples are positive, and their noise is multiplicative. ``cost_ratio``
+therefore works with logarithms. It compares geometric means, and returns a confidence interval for their
+ratio.
 """
 
 import math

@@ -48,11 +48,12 @@ def summarize(rows: list[Row]) -> list[Row]:
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
     """Return the columns of the table that summarizes a sweep.
 
-    The table has one row per arm. If an arm has several searches, each cost is the mean over the best trials
-    of these searches, and the range covers the same trials. If an arm has one search, the cost is that of its
-    best trial. The range then covers all trials that reached the target.
+    The table has one row per arm, which is one configuration under comparison. If an arm has several
+    searches, its cost is the mean over the best trials of these searches. The range covers the same trials.
+    If an arm has one search, its cost is the cost of its best trial. The range then covers all trials that
+    reached the target.
 
-    ``-`` means that an arm has no value. A column in which no arm has a value is left out.
+    ``-`` means that an arm has no value. A column without any values is omitted.
 
     Args:
         rows: the trials of the sweep.
@@ -140,7 +141,7 @@ def terminal_table(columns: list[Column]) -> Any:
     Columns that contain only zeros are left out, and other zeros are shown as ``-``.
 
     Args:
-        columns: the result of ``end_of_sweep``, whose first column holds the names of the arms.
+        columns: the result of ``end_of_sweep``, whose first column contains the names of the arms.
     """
     from rich.table import Table
 

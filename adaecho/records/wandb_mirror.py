@@ -1,12 +1,13 @@
 """Copy the records of a run, or of a sweep and its trials, to Weights & Biases (W&B) in a separate process.
 
-Importing W&B takes seconds, and its server may be slow or unreachable. W&B must neither slow nor stop
-training. Therefore the training command starts ``python -m adaecho.records.wandb_mirror FOLDER ...`` as a
-process of low priority. This process watches the run folders and sends new records to W&B.
+Importing W&B takes seconds, and its server may be slow or unreachable. Training must not wait for W&B or stop
+because of it. The training command therefore starts a separate process of low priority:
+``python -m adaecho.records.wandb_mirror FOLDER ...``. This process watches the run folders and sends new
+records to W&B.
 
 Each run folder becomes one run in W&B. The folder stores the id of this W&B run, so a resumed run continues
 the same W&B run. In mode online, each evaluation is sent as soon as it is recorded. In mode offline, the
-mirror writes a run to disk when it has ended.
+process writes a run to disk when the run has ended.
 """
 
 import os
@@ -38,7 +39,7 @@ _ID_FILE = "wandb_id"
 def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
     """Mirror a folder to W&B during the block. If W&B fails, only a warning is printed.
 
-    After the block, the function waits up to ``FINISH_WAIT_S`` seconds for the mirror to finish.
+    After the block, the function waits up to ``FINISH_WAIT_S`` seconds for the mirror process to end.
 
     Args:
         tracking: the settings ``tracking.*``, such as project and mode.

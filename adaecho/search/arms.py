@@ -92,8 +92,8 @@ def build_arms(
     """Return the distinct arms of a sweep, and one message for each combination that was left out.
 
     Arms are the configurations to compare. Comma lists may produce an invalid combination, such as
-    ``echo=none echo.factor=2``. The combination is left out if each of its values also occurs in a valid
-    combination. Otherwise, one of the values is probably a mistake, so an error is raised.
+    ``echo=none echo.factor=2``. If each value of this combination also occurs in a valid combination, the
+    combination is left out. Otherwise, one of the values is probably a mistake, and an error is raised.
 
     Args:
         typed: the overrides on the command line.

@@ -4,8 +4,8 @@ An arm is one of the configurations to compare. A point is the set of hyperparam
 search tunes one arm, and its points form a scrambled Sobol sequence from scipy.
 
 The seed of the sequence is a hash of the search seed, the content of the arm and the number of the repeat.
-The point with a given index is therefore always the same, which has two advantages. Workers can run trials
-without coordination. If a trial diverges, the search replaces it by taking the next point of the sequence.
+The point with a given index is therefore always the same. Workers can thus run trials without coordination.
+If a trial diverges, the search replaces it with a trial at the next point of the sequence.
 """
 
 import hashlib
@@ -214,8 +214,8 @@ class Design:
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
     """Return at least the first ``count`` points of a scrambled Sobol sequence in [0, 1)^dimensions.
 
-    The number of points is rounded up to a power of two, because only then are the points balanced. A longer
-    sequence with the same seed begins with the same points.
+    The number of points is rounded up to a power of two, because otherwise the points are not balanced. A
+    longer sequence with the same seed begins with the same points.
     """
     from scipy.stats import qmc  # imported here because it is slow, and workers usually do not need it
 
@@ -227,8 +227,8 @@ def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:
     """Return the seed of a trial, in [0, 2^31).
 
-    Trials with the same repeat and index have the same seed in all arms, so the arms can be compared in
-    pairs.
+    Trials with the same repeat and index have the same seed in all arms. The arms can therefore be compared
+    in pairs of trials.
     """
     return stable_hash(search_seed, repeat, index) % 2**31
 

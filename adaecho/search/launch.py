@@ -38,7 +38,7 @@ class WorkerError(UserError):
 def run_here(worker: Worker, number: int, threads: int, look: Callable[[], int]) -> None:
     """Run worker processes on this machine until no trial is left.
 
-    If a worker dies, it is started again. If this process ends, all workers end too.
+    If a worker dies, it is restarted. If this process ends, all workers end too.
 
     Args:
         worker: the worker to run in each process.
@@ -164,9 +164,8 @@ def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
     """Return the parameters of a job in the form that submitit expects.
 
     If a job has several tasks, these tasks are the ranks that train a trial together. When one rank ends,
-    Slurm must not kill the others at once, because rank 0 may still have to requeue the job. The number of
-    CPUs is passed to srun explicitly, because since Slurm 22.05 srun no longer inherits this number from
-    sbatch.
+    Slurm must not kill the others immediately, because rank 0 may still have to requeue the job. The number
+    of CPUs is passed to srun explicitly. Since Slurm 22.05, srun no longer inherits this number from sbatch.
     """
     given = asdict(settings)
     of_slurm = ("partition", "account", "qos", "setup", "array_parallelism", "signal_delay_s")

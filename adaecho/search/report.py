@@ -33,7 +33,7 @@ _TO_TARGET = (
 
 
 class Progress:
-    """Prints the progress of a sweep. Each call prints a line for each trial that has ended meanwhile."""
+    """Prints the progress of a sweep: each call prints one line per trial that ended since the last call."""
 
     def __init__(self, state: SweepState) -> None:
         self._state = state
@@ -169,8 +169,8 @@ def missed(rows: list[Row]) -> list[str]:
 def remarks(state: SweepState) -> list[str]:
     """Return one line for each problem that makes results incomplete or incomparable.
 
-    There are two kinds of problems: arms whose data files changed between trials, and searches that cannot be
-    completed because trials failed or too many diverged.
+    There are two kinds of problems. The data files of an arm may have changed between trials. A search may be
+    impossible to complete, because trials failed or too many trials diverged.
     """
     lines = []
     files: dict[str, set[str]] = {arm.name: set() for arm in state.design.arms}  # digests of their names
@@ -217,7 +217,7 @@ def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
 
 
 class _Lines:
-    """An Optuna journal in memory, so that the whole journal can be written to a file at once."""
+    """An Optuna journal in memory, so that the whole journal can be written to a file in one operation."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []

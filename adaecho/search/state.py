@@ -52,7 +52,8 @@ class Search:
     def counted(self) -> set[int]:
         """Return the indices of the trials that count for the outcome.
 
-        These are the trials that have ended among the first ``trials`` trials that have not diverged.
+        Among the trials that have not diverged, the first ``trials`` are considered. Of these, the ended
+        trials count.
         """
         places = (index for index in self.wanted() if self.status(index) != Status.DIVERGED)
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}

@@ -1,12 +1,12 @@
-"""One worker of a sweep: it runs missing trials that no other worker runs, until none is left.
+"""One worker of a sweep. It runs the missing trials, until none is left.
 
 ::
 
     python -m adaecho.search.worker SWEEP_FOLDER
 
 ``design.json`` defines the trials, and the run folders contain their state. While a worker runs a trial, it
-locks the trial's run folder. Workers therefore need no coordination. Any number of workers may run, on every
-host that shares the folder. If a worker is killed, another worker continues its trial.
+locks the trial's run folder. This lock is all the coordination that workers need. Any number of workers may
+run, on every host that shares the folder. If a worker is killed, another worker continues its trial.
 """
 
 import argparse
@@ -204,11 +204,11 @@ def _train(
 
 
 def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
-    """Return whether this worker may run a trial: no other worker runs it, and it has attempts left.
+    """Return whether this worker may run a trial.
 
-    A trial without attempts left is recorded as failed. This function releases the lock of the run folder
-    when it returns, and the trainer acquires the lock again. In between, another worker may still start the
-    trial.
+    It may if no other worker is running the trial and the trial has attempts left. A trial without attempts
+    left is recorded as failed. This function releases the lock of the run folder when it returns, and the
+    trainer acquires the lock again. Between these two events, another worker may start the trial.
     """
     run = RunFolder(state.folder / str(trial))
     log = run.path / ATTEMPTS

@@ -1,7 +1,7 @@
 """Checks of the functions that the user passes to a loader, and the stage at which each function runs.
 
-The random numbers of an augmentation depend only on the seed, the number of the example in reading order, and
-the index of its repeat. An augmentation is vectorised or handles one example at a time.
+The random numbers of an augmentation depend only on three numbers. These are the seed, the number of the
+example in reading order, and the index of its repeat.
 """
 
 import inspect
@@ -28,9 +28,10 @@ _ONCE = 0x6F6E63655F666F72
 class Augmentation:
     """A user's augmentation in one of three forms.
 
-    * An object with a method ``augment.block(arrays, keys)`` augments n examples at once. The method receives
-      arrays [n, ...] nested like an example, and keys, uint64 [n]. It returns arrays in the same nesting, and
-      draws random numbers from the keys with ``adaecho.echo.order.keyed``. The loader prefers this form.
+    * An object with a method ``augment.block(arrays, keys)`` augments n examples in one call. The method
+      receives arrays [n, ...] nested like an example, and one key per example, uint64 [n]. It returns arrays
+      in the same nesting. It computes random numbers from the keys with ``adaecho.echo.order.keyed``. If an
+      object has this method, the loader uses it.
     * ``augment(example, rng)`` receives a NumPy generator that depends only on the example and its repeat.
     * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``. The loader seeds
       them before each example and restores them afterwards, so this form is slower.
@@ -43,7 +44,7 @@ class Augmentation:
         origin: function that returns the name of the example with a serial number, for messages.
 
     Raises:
-        ValueError: the augmentation cannot be called, or takes another number of arguments.
+        ValueError: the augmentation cannot be called, or expects a different number of arguments.
     """
 
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
@@ -89,10 +90,10 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
 
 
 def says_thread_safe(function: Any) -> bool:
-    """Return whether several threads may call a function at once.
+    """Return whether several threads may call a function at the same time.
 
-    They may if the function, or the object whose method it is, declares ``thread_safe = True``, or if the
-    function has a vectorised ``block``.
+    They may if the function declares ``thread_safe = True``, or if it has a vectorised ``block``. For a
+    method, its object may contain the declaration.
     """
     owner = getattr(function, "__self__", None)
     return hasattr(function, "block") or any(getattr(one, "thread_safe", False) for one in (function, owner))
@@ -126,7 +127,7 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
 
 
 def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
-    """Return an augmentation that only decodes, to run first if the buffer holds encoded examples."""
+    """Return an augmentation that only decodes. It runs first if the buffer contains encoded examples."""
     note = f"while decoding {{}}; {NONE_SKIPPED}"
     return lambda items, examples: one_by_one(decode, zip(singles_of(examples)), items, origin, note)
 
@@ -134,7 +135,7 @@ def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
 def one_by_one(
     make: Callable[..., Any], given: Iterable[Any], items: keyed.Items, origin: Origin, note: str
 ) -> list[Any]:
-    """Return the results of ``make`` for each item, called with the arguments in ``given``.
+    """Call ``make`` for each item, with the arguments in ``given``, and return the results.
 
     If a call raises an error, a note that names the example is added to the error.
     """
@@ -155,7 +156,7 @@ def span(items: keyed.Items, origin: Origin) -> str:
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
-    """Return how to call a user's function that may take a random generator as second argument.
+    """Return how to call a user's function whose optional second argument is a random generator.
 
     Args:
         function: the function.
@@ -228,13 +229,13 @@ class Functions:
 
     @property
     def _augments_before_buffer(self) -> bool:
-        """Whether the augmentation, or the first of a pair, runs before the shuffle buffer."""
+        """Whether the augmentation, or the first of a pair of augmentations, runs before the buffer."""
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
     @property
     def _encoded_in_buffer(self) -> bool:
-        """Whether the buffer holds encoded examples; under "auto" only if none is then decoded twice."""
+        """Whether the buffer contains encoded examples; under "auto" only if none is then decoded twice."""
         settings = self.settings
         if self.decode is None or settings.batch_size is None or self._augments_before_buffer:
             return False

@@ -1,4 +1,4 @@
-"""The stages that make batches: shuffle > [augment >] batch [> echo > shuffle batches].
+"""The stages of a loader that build batches: shuffle > [augment >] batch [> echo > shuffle batches].
 
 If the source yields whole batches, each of them is treated as one example, with batch size 1.
 """
@@ -45,10 +45,12 @@ class Batch:
 class Collator:
     """Turns lists of examples into batches with the user's function.
 
-    Several threads make batches, but only one at a time calls the function, unless it declares
-    ``thread_safe = True``. A Hugging Face tokenizer, for example, is not thread-safe, because it stores the
-    length of its last call. The function must not draw from the global generators, because the training step
-    may use them at the same time. If it takes two arguments, the second is a generator seeded for the batch.
+    Several threads build batches. By default only one of them at a time calls the function, because the
+    function may not be thread-safe. A Hugging Face tokenizer, for example, stores the length of its last
+    call. If the function declares ``thread_safe = True``, threads call it in parallel.
+
+    The function must not use the global random generators, because the training step may use them at the same
+    time. If the function accepts two arguments, the second is a generator seeded for the batch.
 
     Args:
         collate: function that turns a list of examples into a batch; None for the default.
@@ -180,8 +182,8 @@ class Batches:
 class EchoedBatches:
     """The last stages of batch echoing: ... > batch > echo [> shuffle batches] (paper, section 3).
 
-    An ``order.stage.EchoStage`` decides which batch comes next. That stage needs a pool that stores the
-    batches, and this object serves as the pool.
+    An ``order.stage.EchoStage`` decides which batch comes next. This object stores the batches for that
+    stage, as its pool.
 
     Args:
         fresh: function that returns the next fresh batch; None at the end of the iteration.
@@ -207,7 +209,7 @@ class EchoedBatches:
         self._held, self.busy_s = position.held_examples, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Store one batch with its number of repeats. The number of the batch serves as its row."""
+        """Store one batch with its number of repeats. The number of the batch is used as its row."""
         (batch,), number = batches, self._stage.next_index - 1
         if not self._pool and self._stream.size:
             check_memory(self._stream.size * num_bytes(batch.content), "batch_shuffle_buffer")
@@ -235,7 +237,7 @@ class EchoedBatches:
         return Batch(content, position)
 
     def _used(self, number: int) -> Any:
-        """Return the content of one repeat of a batch, which shares no memory with later repeats."""
+        """Return the content of a batch for one repeat. It shares no memory with later repeats."""
         self._left[number] -= 1
         if self._left[number]:
             # The batch is copied, because the training loop may write into it.

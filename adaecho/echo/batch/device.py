@@ -54,7 +54,7 @@ class ToDevice:
     def received(self, batch: Any) -> None:
         """Tell torch that the stream of the calling thread uses the memory of this batch.
 
-        The thread that receives the batch calls this. Otherwise torch could reuse the memory for the next
+        The thread that receives the batch must call this. Otherwise torch could reuse the memory for the next
         copy while the training step still reads it.
         """
         if not self._cuda:
@@ -94,13 +94,14 @@ def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
 
 
 def batch_length(batch: Any) -> int:
-    """Return the number of examples in a batch, as far as its structure shows it.
+    """Return the number of examples in a batch, inferred from its structure.
 
-    * For an array or tensor, this is its leading length.
-    * For a mapping or tuple, it is the leading length of the first array in it. If there is no array, it is
-      the length of the first mapping, tuple or list in it, which has one entry for each example.
-    * For a list whose arrays all have the same leading length, it is this length, because ``default_collate``
-      makes lists with one array per field. For any other list, it is the length of the list.
+    * Array or tensor: its leading length.
+    * Mapping or tuple: the leading length of its first array. If it has no array, the length of its first
+      mapping, tuple or list, which has one entry per example.
+    * List of arrays with the same leading length: this leading length, because ``default_collate`` builds
+      lists with one array per field.
+    * Any other list: the length of the list.
 
     Raises:
         ValueError: none of these rules applies.

@@ -1,10 +1,11 @@
 """Worker processes that read, cache, decode and augment examples.
 
-The worker that reads an example caches it until its last use. An example therefore leaves its worker only
-after augmentation. The loader's process handles tokens instead of examples. A token combines the serial
-number of an example with the number of the worker that caches it. The order of batches depends only on serial
-numbers, so the batches are bit for bit the same as without processes. An iterable is read in the loader's
-process, which sends its examples to the workers.
+The worker that reads an example caches it until its last repeat. Only augmented examples therefore leave a
+worker. The loader's process handles tokens instead of examples. A token combines the serial number of an
+example with the number of the worker that caches it.
+
+The order of batches depends only on serial numbers, so the batches are bit for bit the same as without
+processes. The loader's process reads an iterable itself and sends the examples to the workers.
 
 Workers are forked, not spawned. The main script is therefore not imported again, and only requests and
 answers must be pickled. Large arrays return through shared memory. A worker ends when its pipe is closed, or
@@ -67,7 +68,7 @@ def can_fork() -> bool:
 
 @dataclass
 class Shared:
-    """An answer whose large arrays lie in shared memory, in a slot that later answers will use again."""
+    """An answer whose large arrays lie in a slot of shared memory. Later answers overwrite the slot."""
 
     value: Any
 
@@ -256,7 +257,10 @@ def _serve(
 
 
 def _listen(connection: Any, arrived: Requests, parent: int) -> None:
-    """Receive requests as soon as they arrive, so that the sender never has to wait; end with the parent."""
+    """Receive requests as soon as they arrive, so that the sender never has to wait.
+
+    The process ends when its parent ends.
+    """
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
@@ -421,15 +425,15 @@ class WorkerProcesses:
     # The following methods are the interface of a pool, which one thread at a time calls.
 
     def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
-        """Register tokens [n] and the number of times that each will be used; the tokens serve as rows."""
+        """Register tokens [n] and how often each example will be used. The tokens are used as pool rows."""
         self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
         return tokens
 
     def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
         """Request the augmented examples for these tokens from the workers.
 
-        Each token stands for one use of an example. The request marks last uses, so that the workers can then
-        drop those examples.
+        If an example is requested for the last time, the request says so. The worker then deletes the example
+        from its cache.
         """
         last = np.zeros(len(tokens), dtype=bool)  # [n]
         for index, token in enumerate(tokens.tolist()):
@@ -455,7 +459,7 @@ Parts = list[tuple[NDArray[np.int64], Examples]]
 
 
 def _received(sent: list[Any]) -> Parts:
-    """Wait for all answers and return them; if there are errors, raise the first one after that."""
+    """Wait for all answers and return them. If some answers are errors, raise the first error."""
     parts, failed = [], None
     for where, worker, ticket in sent:
         try:

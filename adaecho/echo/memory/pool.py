@@ -1,4 +1,4 @@
-"""Pools that store each fresh example only once for all its repeats, and the check of free memory."""
+"""Pools that store each fresh example only once for all its repeats, and the check of available memory."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ Examples = Columns | list[Any]
 
 
 class ResidentPool:
-    """A pool for arrays that are in memory already.
+    """A pool for arrays that are already in memory.
 
-    It stores no copies. The rows of the source itself serve as the rows of the pool.
+    The pool stores no copies. It reads examples directly from the rows of the source.
     """
 
     def __init__(self, source: Columns) -> None:
@@ -29,10 +29,10 @@ class ResidentPool:
 
 
 class ExamplePool:
-    """A pool that stores each example once, with the number of its remaining uses.
+    """A pool that stores each example once, and counts how many of its repeats remain.
 
-    As long as all examples have the same shape and type, the pool stores them as rows of arrays. As soon as
-    one differs, it stores each example as a separate object.
+    If all examples have the same shape and type, the pool stores them as rows of arrays. When an example with
+    a different shape or type arrives, the pool switches to one object per example.
 
     Args:
         slots: number of slots in the shuffle buffer whose examples the pool stores.
@@ -50,7 +50,7 @@ class ExamplePool:
         self._num_free = 0
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
-        """Store n examples, each with the number of times it will be used; return their rows, int64 [n]."""
+        """Store n examples, each with the number of times it will be used. Return their rows, int64 [n]."""
         columns = examples if isinstance(examples, Columns) else None
         if not len(self._free):
             self._begin(examples)
@@ -100,7 +100,7 @@ class ExamplePool:
         self._num_free += more
 
     def _part(self) -> None:
-        """Switch from arrays to one object per example in the same rows, which allows any shape."""
+        """Switch from arrays to one object per example, which allows any shape; row numbers do not change."""
         assert self._columns is not None
         used = np.flatnonzero(self._repeats)  # [rows in use]
         self._singles = [None] * len(self._free)
@@ -109,10 +109,10 @@ class ExamplePool:
         self._columns = None
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
-        """Return the examples in n rows, and count one use of each.
+        """Return the examples in n rows, and decrease the remaining uses of each by one.
 
-        Rows without remaining uses become free. The returned examples share no memory with the pool or with
-        each other.
+        When an example has no remaining uses, its row can store a new example. The returned examples share no
+        memory with the pool or with each other.
         """
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times
@@ -157,7 +157,7 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
 
 
 def free_bytes() -> int | None:
-    """Return the number of bytes of free memory of the machine; None if unknown."""
+    """Return how many bytes of the machine's memory are available; None if unknown."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,9 +1,9 @@
 """Stack, copy and batch examples, which may be nested.
 
-Examples of the same shape are stacked into arrays, because moving them one by one would be slow. Only data
-that an array reproduces exactly is stacked: plain tensors, arrays, numbers, and dicts, lists, tuples and
-named tuples of these. Other examples stay single objects, for example those with a ``tv_tensors.Mask``, an
-``OrderedDict`` or a masked array.
+Examples of the same shape are stacked into arrays, because copying examples one by one would be slow. Only
+data that an array reproduces exactly is stacked: plain tensors, arrays, numbers, and dicts, lists, tuples and
+named tuples of these. Other examples remain separate objects, for example those that contain a
+``tv_tensors.Mask``, an ``OrderedDict`` or a masked array.
 """
 
 import copy
@@ -88,7 +88,7 @@ _TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", 
 
 
 def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
-    """Return the structure and numeric leaves of an example, or None if an array cannot hold a leaf."""
+    """Return the structure and numeric leaves of an example, or None if an array cannot store a leaf."""
     arrays: list[NDArray[Any]] = []
     form = _flatten(example, arrays)
     return None if form is None else (form, arrays)
@@ -127,7 +127,7 @@ def is_plain(kind: type) -> bool:
 
 
 def _is_named_tuple(kind: type) -> bool:
-    """Whether a class is a direct named tuple. A subclass of one may have other attributes."""
+    """Whether a class is a direct named tuple. A subclass of a named tuple may have additional attributes."""
     return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
@@ -171,7 +171,7 @@ class Columns:
         return _rows(self.form, iter(self.arrays), len(self))
 
     def batch(self) -> Any:
-        """Return the batch that the default collate makes: a tensor for each leaf, here without copies."""
+        """Return the same batch as the default collate, a tensor for each leaf, but without copying."""
         return self.form.build(map(torch.from_numpy, self.arrays))
 
     @property
@@ -215,7 +215,10 @@ def stack(examples: Sequence[Any]) -> Columns | None:
 
 
 def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
-    """Append a column [n, ...] for each leaf of the first value's form; False if another value differs."""
+    """Append a column [n, ...] for each leaf of the first value.
+
+    The result is False if another value has a different form.
+    """
     kinds = set(map(type, values))
     if form.kind not in _CONTAINERS:
         # Arrays, and NumPy scalars of one class, need no conversion, which would take longer than the copy.
@@ -320,7 +323,7 @@ def _collated(examples: list[Any]) -> Any:
 
 
 def _same_kind(first: Any, parts: list[Any]) -> Any:
-    """Put collated parts into a container of the example's class, or else a plain one."""
+    """Put collated parts into a container of the example's class. If that fails, use a plain container."""
     try:
         return with_children(first, parts)
     except TypeError:
@@ -338,7 +341,7 @@ _spare: dict[int, deque[NDArray[np.uint8]]] = {}
 
 
 class _Lease:
-    """The owner of a block of memory, which can be reused once the last array that views it is deleted."""
+    """The owner of a block of memory, which can be reused after the last array that views it is deleted."""
 
     def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
         self._block, self._spare = block, spare
@@ -349,7 +352,10 @@ class _Lease:
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return ``np.empty`` in memory that is reused after the array and all its views are deleted."""
+    """Return an uninitialised array (like ``np.empty``) in a recycled block of memory.
+
+    The block is reused after the array and all its views are deleted.
+    """
     dtype = np.dtype(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _LEAST_BYTES:

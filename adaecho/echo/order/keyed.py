@@ -1,14 +1,18 @@
-"""Random numbers that depend on a key and never on the order of calls.
+"""Random numbers that depend only on a key and never on the order of calls.
 
 Each random number is a hash of its key. The key consists of the seed, the serial number of a fresh example,
-the echo index and the purpose. The serial number counts the fresh examples in reading order. The echo index
-is 0 for the first use of an example, 1 for the second, and so on. The purpose distinguishes different random
-numbers for the same use. Results are therefore the same for any number of workers and after any resume. The
-hash is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014), vectorised over NumPy arrays of keys.
+the echo index and the purpose:
 
-An *item* is one use of one fresh example. It consists of the serial number and the echo index, packed into
-one int64 as ``serial << ECHO_BITS | echo``.
+* The serial number counts the fresh examples in reading order.
+* The echo index is 0 when an example is used for the first time, 1 for the second time, and so on.
+* The purpose is a constant that differs for each kind of random number.
+
+Random numbers are therefore the same for any number of workers and after any resume. The hash is the
+finaliser of SplitMix64, vectorised over NumPy arrays of keys (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014).
+
+An *item* is one of the repeated uses of a fresh example. It is stored as one int64, which packs the serial
+number and the echo index: ``serial << ECHO_BITS | echo``.
 """
 
 import random
@@ -51,7 +55,9 @@ def _hash(values: Keys) -> Keys:
 
 
 def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
-    """Return one item for every use of some fresh examples (or batches), one example after another.
+    """Return the items of some fresh examples (or batches), one example after another.
+
+    An item is one of the repeated uses of an example. An example that is used three times has three items.
 
     Args:
         serials: serial numbers of the examples, shape [n].
@@ -69,9 +75,9 @@ def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the distinct numbers in ascending order.
 
-    This replaces ``np.unique`` for two reasons. NumPy 2.4 finds unique integers by hashing, which takes far
-    longer than sorting for a million numbers. The first call of ``np.unique`` also imports ``numpy.ma``, and
-    an interrupt during this import could leave the caller's work half finished.
+    This replaces ``np.unique`` for two reasons. NumPy 2.4 finds unique integers by hashing, which is far
+    slower than sorting for a million numbers. The first call of ``np.unique`` also imports ``numpy.ma``, and
+    an interrupt during this import could leave the caller's data inconsistent.
     """
     rising: NDArray[np.int64] = np.sort(numbers)
     new = np.ones(len(rising), dtype=bool)  # [n], whether a number differs from the one before it
@@ -80,10 +86,10 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """Return the key of each item, from which all its random numbers under this seed follow.
+    """Return the key of each item. All random numbers of the item under this seed are computed from its key.
 
     Args:
-        seed: any integer, of which only the lowest 64 bits are used.
+        seed: any integer; only its lowest 64 bits are used.
         items: packed pairs of serial number and echo index, shape [n].
 
     Returns:
@@ -143,10 +149,9 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
 
 
 class _Seed(ISeedSequence):
-    """A seed sequence that provides the key of a Philox generator.
+    """A seed sequence that passes a given key to a Philox generator.
 
-    It is used instead of ``Philox(key=...)``, which first gathers entropy from the operating system. That
-    step would take most of the time.
+    ``Philox(key=...)`` would be slower, because it first gathers entropy from the operating system.
     """
 
     def __init__(self, key: int) -> None:
@@ -163,7 +168,7 @@ def generator(key: Any) -> np.random.Generator:
 
 
 def seed_globally(key: int, of_torch: int) -> None:
-    """Seed the global generators of ``random`` and NumPy with ``key``, and that of torch with ``of_torch``.
+    """Seed the global generators of ``random`` and NumPy with ``key``, and of torch with ``of_torch``.
 
     The seeds differ because a seed of torch has only 63 bits.
     """
@@ -173,9 +178,9 @@ def seed_globally(key: int, of_torch: int) -> None:
 
 
 def are_seeded(key: int, of_torch: int) -> bool:
-    """Return whether the global generators are still as ``seed_globally`` left them with these seeds.
+    """Return whether the global generators are still in the state that ``seed_globally`` set.
 
-    The test itself draws from the generators, so the caller must restore them.
+    The check draws from the generators, so the caller must restore their states afterwards.
     """
     following = random.random(), np.random.random(), float(torch.rand(()))
     seed_globally(key, of_torch)

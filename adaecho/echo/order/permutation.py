@@ -26,16 +26,16 @@ _ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the 
 class Permutation:
     """Maps serial numbers to rows of a source with a fixed length.
 
-    Serial numbers count the examples in reading order, over all ranks and passes. A pass (epoch) reads each
-    row once. Passes follow one another directly.
+    A serial number counts the examples in reading order, over all ranks and epochs. Each epoch reads every
+    row once, and the next epoch follows without a gap in the serial numbers.
 
     Args:
         length: number of examples in the source.
-        order: "permutation" permutes the rows again in every pass, as a function of (seed, number of the
-            pass). "shards" permutes the shards and reads each shard in order. "sequential" keeps the order.
+        order: "permutation" permutes the rows again in every epoch, as a function of (seed, epoch). "shards"
+            permutes the shards and reads each shard in order. "sequential" keeps the order.
         seed: seed of the permutations.
         shard_lengths: number of examples in each shard; needed for "shards".
-        passes: number of passes in each iteration; None if iteration is endless.
+        passes: number of epochs in each iteration; None if iteration is endless.
         world: number of ranks. If the examples of an iteration do not divide evenly among the ranks, its
             first examples are repeated at the end until all ranks have the same number.
         drop_last: drop the remainder instead of repeating examples.
@@ -81,17 +81,18 @@ class Permutation:
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Return a digest of the inputs, other than the seed, that determine the order of a serial's pass.
+        """Return a digest of the inputs that determine the order of an epoch, without the seed.
 
-        A saved state contains the digest, so that a resume can detect different shards or a different
-        sampler. The digest is 0 if there are no inputs other than the seed.
+        The epoch is the one that contains the given serial number. A saved state contains the digest, so that
+        a resume can detect different shards or a different sampler. The digest is 0 if there are no inputs
+        other than the seed.
         """
         if self._order != "shards":
             return 0
         return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
 
     def _placed(self, serials: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Return the number of the pass that contains each serial, and its position in that pass."""
+        """Return the number of the epoch that contains each serial number, and its position in that epoch."""
         if self.iteration_length != self._stored:
             iterations, positions = np.divmod(serials, self.iteration_length)
             serials = iterations * self._stored + positions % self._stored
@@ -143,19 +144,19 @@ def _bits_of(seed: int, number: int) -> np.random.Philox:
 
 
 def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
-    """Return the row at each position of one pass, by computing a permutation of [0, ``length``).
+    """Return the row at each position of one epoch, by computing a permutation of [0, ``length``).
 
     The permutation is a generalized Feistel network with cycle-walking (Black and Rogaway, "Ciphers with
-    arbitrary finite domains", CT-RSA 2002). A position is written as a pair (left, right) in [0, a) x [0, b)
-    with a b >= length. Each round adds a keyed hash of one side to the other side, modulo the size of the
-    other side. If a result is ``length`` or more, the network maps it again until it is smaller. This is
-    rare, because a b is less than length + a. Each pass has different keys.
+    arbitrary finite domains", CT-RSA 2002). A position is written as a pair (left, right) in [0, a) x [0, b).
+    The integers a and b satisfy a b >= length. Each round adds a keyed hash of one side to the other side,
+    modulo the size of the other side. If a result is ``length`` or more, the network maps it again until it
+    is smaller. This is rare, because a b is less than length + a. Each epoch has different keys.
 
     Args:
-        positions: positions in the pass, int64 [n], each in [0, length).
+        positions: positions in the epoch, int64 [n], each in [0, length).
         length: number of rows, >= 1.
         seed: any integer.
-        number: number of the pass.
+        number: number of the epoch.
 
     Returns:
         Rows, int64 [n].
@@ -182,18 +183,18 @@ def _network(values: Rows, keys: list[keyed.Keys], sizes: tuple[int, int]) -> Ro
 
 
 def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
-    """Return two seeds for a pass, one for the sampler and one for the dataset; both are below 2**63."""
+    """Return two seeds for an epoch, one for the sampler and one for the dataset; both are below 2**63."""
     drawn = _bits_of(seed, number).random_raw(2)
     return int(drawn[0]) >> 1, int(drawn[1]) >> 1
 
 
 class SampledOrder(Permutation):
-    """The order of a sampler, made a function of (seed, number of the pass).
+    """The order of a sampler, made a function of (seed, epoch).
 
-    A resume draws the order of the current pass (epoch) again, so the order must be reproducible. If the
-    sampler has an attribute ``generator``, as torch's samplers do, it draws from a generator seeded by (seed,
-    pass). If the sampler has a method ``set_epoch``, ``set_epoch(pass)`` is called before each pass. All
-    ranks draw the same rows, and each rank keeps its share.
+    After a resume, the sampler draws the order of the current epoch again, so the order must be reproducible.
+    If the sampler has an attribute ``generator``, as torch's samplers do, it draws from a generator seeded by
+    (seed, epoch). If the sampler has a method ``set_epoch``, that method is called before each epoch. All
+    ranks draw the same rows, and each rank then selects its share.
 
     Args:
         sampler: an iterable of row numbers with a length.
@@ -201,7 +202,7 @@ class SampledOrder(Permutation):
         seed, passes, world, drop_last: as in ``Permutation``.
 
     Raises:
-        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for one pass.
+        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for one epoch.
     """
 
     def __init__(

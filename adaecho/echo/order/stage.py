@@ -1,8 +1,9 @@
 """The echo stage of a running loader, which repeats examples and shuffles the repeats.
 
-An item is one use of an example. The stage handles only items, and a pool stores the examples.
-``order.stream`` computes the same sequence of items from any position. This module computes it step by step.
-That is faster, because each output follows from the current contents of the buffer.
+The stage handles only items, each of which is one of the repeated uses of an example. A pool stores the
+examples themselves. ``order.stream`` computes the same sequence of items from any position. This module
+computes the sequence step by step. That is faster, because each output follows from the current contents of
+the buffer.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class BadExample:
     where: str = ""
 
     def noted(self, note: str) -> Exception:
-        """Return the error after adding a note, and the traceback text if a worker process raised it."""
+        """Return the error with a note, and with the traceback text if a worker process raised it."""
         self.error.add_note(note)
         if self.where:
             self.error.add_note(f"in a worker of the loader:\n{self.where}")
@@ -48,12 +49,12 @@ class BadExample:
 
 @dataclass
 class FreshBlock:
-    """A block of consecutive fresh examples (or batches), from which the bad ones have been removed.
+    """A block of consecutive fresh examples (or batches), without those that could not be read or decoded.
 
     Attributes:
         serials: serial numbers over all ranks, ascending, int64 [n].
-        examples: the input of the pool: a stack or list of n examples, or row numbers if the source itself
-            serves as the pool.
+        examples: the input of the pool: a stack or list of n examples, or row numbers if the pool reads from
+            the source itself.
         next_index: local number of the first fresh example after the block.
         bad: the bad examples of the block.
         draws: whether reading the first example drew random numbers from a global generator.
@@ -118,13 +119,13 @@ class EchoStage:
     contents. A pool stores the examples themselves.
 
     Args:
-        upstream: function that returns a block of the next fresh examples in serial order, at most as many
-            as its argument says; None at the end of the iteration.
+        upstream: function that returns a block of the next fresh examples in serial order, at most as many as
+            its argument says; None at the end of the iteration.
         pool: stores the examples.
         stream: the stream that the stage must follow.
-        block: largest number of items that enter at once while the buffer fills.
-        lookahead: smallest number of fresh examples to request. It exceeds 1 only for arrays in memory,
-            because requesting others early would delay the output.
+        block: largest number of items that enter in one step while the buffer fills.
+        lookahead: smallest number of fresh examples to request. It exceeds 1 only for arrays in memory. For
+            other sources, early requests would delay the output.
 
     Attributes:
         cursor: the cursor of the stream after the last output.
@@ -192,9 +193,8 @@ class EchoStage:
     def take_repeats(self) -> list[tuple[int, Cursor]]:
         """Return the next items, each with the cursor after it, or an empty list at the end of the iteration.
 
-        With a shuffle buffer this returns one item. Without a buffer it returns all repeats of the next fresh
-        batch at once. It then needs none of the index arrays that ``take`` builds, which would cost more than
-        copying a small batch.
+        With a shuffle buffer, one call returns one item. Without a buffer, one call returns all repeats of
+        the next fresh batch. For small batches this is faster than ``take``, which builds index arrays.
         """
         buffer, fresh = self._buffer, None
         if buffer.size or buffer.draining or len(self._items):

@@ -1,17 +1,18 @@
-"""The sequence of items that pass through the shuffle buffer, computed from the seed for any position.
+"""The sequence of items in the shuffle buffer, computed from the seed for any position.
 
-An item is one use of a fresh example. In section 3 the paper says of the example echoing variants: "we
-omitted the baseline's 'shuffle examples' buffer and inserted a shuffle buffer after the echoing stage with
-the same size as the baseline's buffer". Here an item takes the slot in this buffer that is given by a hash of
-the item. Three facts follow:
+An item is one of the repeated uses of a fresh example. In section 3 the paper says of the example echoing
+variants: "we omitted the baseline's 'shuffle examples' buffer and inserted a shuffle buffer after the echoing
+stage with the same size as the baseline's buffer". Here a hash of the item determines its slot in this
+buffer. The buffer then works as follows:
 
-1. All good examples enter the buffer in reading order, each as often as the echoing factor says.
-2. When an item enters, it pushes out the last earlier item with the same slot.
-3. The outputs and the contents of the buffer are functions of the seed and of the number of items that have
-   entered. Besides these, only the bad examples and the changes of the factor must be known.
+1. All examples that can be decoded enter the buffer in reading order, and each is repeated according to the
+   echoing factor.
+2. When an item enters a slot, the item that was in the slot leaves the buffer.
+3. The outputs and the contents of the buffer depend only on the seed, the number of items that have entered,
+   the bad examples, and the changes of the factor.
 
-A cursor, which is a position in the sequence, therefore consists of only three numbers. The loader can
-rebuild its buffers from them.
+A cursor is a position in the sequence and consists of only three numbers. The loader can rebuild its buffers
+from a cursor.
 """
 
 import math
@@ -38,8 +39,8 @@ History = list[tuple[int, float]]
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
     """Return how often each fresh example is used: floor(e) or ceil(e) times, at random with mean e.
 
-    In the paper (section 2), a non-integer echoing factor e is the expected number of uses. Here the number
-    of uses is drawn separately for each example.
+    e is the echoing factor. In the paper (section 2), a non-integer e is the expected number of uses. Here a
+    random number decides for each example separately.
 
     Args:
         seed: seed of the random numbers.
@@ -60,10 +61,10 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 class Factor:
     """The echoing factor of a stage, with the history of its changes.
 
-    For a non-integer factor, the number of uses of each example is random. It depends on the local number of
-    the example, which counts the examples of one rank. It does not depend on the serial number, which counts
-    the examples of all ranks. Ranks with the same number of examples therefore have the same total number of
-    uses.
+    If the factor is not an integer, the number of uses of each example is random. The random number depends
+    on the local number of the example, which counts the examples of one rank. It does not depend on the
+    serial number, which counts the examples of all ranks. Ranks with the same number of examples therefore
+    have the same total number of uses.
 
     Args:
         seed: seed of the random numbers of repeats.
@@ -107,7 +108,9 @@ class Factor:
         return sum(int(self.counts(numbers).sum()) for numbers in blocks)
 
     def fresh_needed(self, items: int, next_index: int) -> int:
-        """Return the smallest number of fresh examples, starting at ``next_index``, that make enough items.
+        """Return how many fresh examples, starting at ``next_index``, yield the required number of items.
+
+        The result is the smallest sufficient number.
 
         Args:
             items: number of items needed.
@@ -149,9 +152,9 @@ class Factor:
 class AutoFactor:
     """The rule of ``factor="auto"``, which sets the echoing factor e to the measured ratio R.
 
-    R is the loading time of a batch divided by the time of a training step. With e = R, the repeats exactly
-    fill the time in which the training step would otherwise wait for the next fresh batch (paper, section 2,
-    after equation 1).
+    R is the loading time of a batch divided by the time of a training step. Without echoing, each step would
+    wait for the next fresh batch. With e = R, training on the repeats exactly fills this waiting time (paper,
+    section 2, after equation 1).
 
     Args:
         max_factor: upper bound of the factor. The lower bound is 1.
@@ -217,10 +220,10 @@ NOTHING = Contents()
 
 
 class ShuffleBuffer:
-    """A shuffle buffer, in which each entering item takes a random slot and pushes out the item there.
+    """A shuffle buffer with a fixed number of slots.
 
-    All slots are filled before the first item leaves. At the end of an iteration the buffer drains in random
-    order.
+    No item leaves before all slots are filled. After that, each entering item gets a random slot and pushes
+    out the item in that slot. At the end of an iteration, the remaining items leave in random order.
 
     Args:
         seed: seed of the random slots.
@@ -238,14 +241,14 @@ class ShuffleBuffer:
 
     @staticmethod
     def slots(seed: int, size: int, items: keyed.Items) -> NDArray[np.int64]:
-        """Return the slot that each item takes, uniformly random in [0, size); int64 [n]."""
+        """Return the slot of each item, uniformly random in [0, size); int64 [n]."""
         if size <= 1:
             return np.zeros(len(items), dtype=np.int64)
         return keyed.integers(keyed.item_keys(seed, items), SLOT, 0, size)
 
     @staticmethod
     def drain_order(seed: int, items: keyed.Items) -> NDArray[np.int64]:
-        """Return the slots in the random order in which they drain, given the items in the buffer."""
+        """Return the slots in the random order in which they are emptied at the end of the iteration."""
         return np.argsort(keyed.bits(keyed.item_keys(seed, items), DRAIN), kind="stable")
 
     @property
@@ -270,10 +273,10 @@ class ShuffleBuffer:
     ) -> tuple[keyed.Items, Rows]:
         """Exchange each entering item for the item in its slot.
 
-        If several entering items have the same slot, each pushes out the one before it, and the last one
-        stays. A plain assignment could keep any of these items, because NumPy does not define which value
-        remains if one index is written several times. A stable sort by slot therefore finds the items that
-        share a slot first.
+        If several entering items have the same slot, each pushes out the item before it, and the last item
+        stays. A plain NumPy assignment does not guarantee that the last item stays, because the result of
+        writing one index several times is undefined. A stable sort by slot therefore first groups the items
+        that share a slot.
 
         Args:
             entering: the entering items, int64 [n].
@@ -302,7 +305,7 @@ class ShuffleBuffer:
         return items, rows
 
     def begin_drain(self) -> None:
-        """Record the end of the input, after which the buffer drains in random order."""
+        """Record the end of the input. The remaining items then leave the buffer in random order."""
         if self._drain is None:
             self._drain = self.drain_order(self._seed, self._items[: self._filled])
             self._drained = 0
@@ -329,10 +332,9 @@ class ShuffleBuffer:
 
 
 class Stream:
-    """The sequence of items that passes through one echo stage in one iteration.
+    """The sequence of items that an echo stage outputs in one iteration.
 
-    An item is one use of an example. If the stage repeats batches instead of examples, "example" below means
-    a batch.
+    An item is one of the repeated uses of an example (or of a batch, if the stage repeats batches).
 
     Args:
         seed: seed of the buffer's slots.
@@ -359,7 +361,7 @@ class Stream:
         return (number * self.world + self.rank) << keyed.ECHO_BITS
 
     def entering(self, start: int, stop: int) -> keyed.Items:
-        """Return the items that all good examples with local numbers in [start, stop) make, in order."""
+        """Return the items of all good examples with local numbers in [start, stop), in order."""
         numbers = np.arange(start, stop, dtype=np.int64)  # [stop - start], before the bad ones are removed
         bad = self.bad[bisect_left(self.bad, start) : bisect_left(self.bad, stop)]
         if bad:
@@ -381,7 +383,7 @@ class Stream:
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
         """Return the items of a block of examples that ends before local number ``stop``.
 
-        To search backwards through the stream, the caller requests one block after another.
+        The caller searches backwards through the stream by requesting one block after another.
 
         Args:
             stop: local number of the first example after the block.
@@ -400,14 +402,15 @@ class Stream:
         return items[: np.searchsorted(items, last, side="right")], start
 
     def _after_last(self, cursor: Cursor) -> int:
-        """Return the local number of the first example of which no item has entered at a cursor."""
+        """Return the local number of the first example that has not begun to enter the buffer at a cursor."""
         return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
     def held(self, cursor: Cursor) -> keyed.Items:
-        """Compute the items in the buffer at a cursor, by slot, or in drain order once the buffer drains.
+        """Compute the items in the buffer at a cursor, ordered by slot.
 
-        Each slot contains the last item that entered it. The search therefore goes backwards from the cursor
-        until an item is known for every slot.
+        After the end of the input, the items are in the order in which they leave. Each slot contains the
+        last item that entered it. The search therefore goes backwards from the cursor until an item is known
+        for every slot.
         """
         buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
         entered, stop = cursor.entered, self._after_last(cursor)
@@ -428,7 +431,7 @@ class Stream:
         return buffer
 
     def oldest(self, cursor: Cursor) -> int:
-        """Return the oldest item between input and output, or the next to enter if there is none."""
+        """Return the oldest item that is in the buffer at a cursor, or else the next item to enter."""
         following = self.item_of(self._after_last(cursor))
         return int(np.append(self.contents(cursor).items, following).min())
 

@@ -1,8 +1,8 @@
 """The stages before the echo: read, decode and, for ``example_after_augmentation``, augment.
 
 A reader works in two steps. ``claim`` selects the next examples. Only one thread at a time calls ``claim``,
-so the order of the examples is fixed. ``work`` then reads the selected examples, and many threads may call it
-at once. This module also decides which reading errors mark an example as bad.
+so the order of the examples is fixed. ``work`` then reads the selected examples. Many threads may call
+``work`` at the same time. This module also decides which reading errors mark an example as bad.
 """
 
 import errno
@@ -45,10 +45,14 @@ NONE_SKIPPED = (
 def is_of_machine(error: Exception) -> bool:
     """Return whether the machine or the network caused an error, and not the content of one example.
 
-    The loader raises these errors instead of skipping the example, because other examples would fail as well.
-    They are the built-in errors of connections, memory, missing files and permissions, and the errors of
-    network clients except ``ValueError``. An ``OSError`` with an errno such as that of a full disk is also
-    raised. An ``OSError`` without errno marks the example as bad, because decoders raise it for wrong
+    The loader raises these errors instead of skipping the example, because other examples would fail too.
+    These errors are:
+
+    * the built-in errors of connections, memory, missing files and permissions;
+    * an ``OSError`` with an errno, for example from a full disk, except EINVAL, EISDIR and ENAMETOOLONG;
+    * the errors of network clients, except ``ValueError``.
+
+    Any other ``OSError`` marks the example as bad. For example, decoders raise one without errno for invalid
     content.
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
@@ -62,8 +66,8 @@ def is_of_machine(error: Exception) -> bool:
 class BadExamples:
     """The examples that could not be read or decoded.
 
-    If their number exceeds the budget, the error of the last one is raised. A row that is bad in every epoch
-    is listed and counted only once.
+    If there are more of them than the budget allows, the error of the last one is raised. If a row is bad in
+    every epoch, it is listed and counted only once.
 
     Args:
         budget: largest number of bad examples to skip.
@@ -93,7 +97,7 @@ class BadExamples:
                 raise bad.noted(f"while reading {bad.origin}; {self._explanation()}")
 
     def go_back(self, index: int) -> None:
-        """Remove the entries from local number ``index`` on, which were found by reading ahead."""
+        """Remove the entries from local number ``index`` on. The loader will read these examples again."""
         self.found = [bad for bad in self.found if bad["index"] < index]
         self.numbers = [number for number in self.numbers if number < index]
 
@@ -122,7 +126,7 @@ ReaderState = tuple[list[Any], list[Any]]
 
 
 class Tried:
-    """Decodes examples only to detect bad ones, for a buffer that holds encoded examples."""
+    """Decodes examples only to detect bad ones, if the buffer contains encoded examples."""
 
     def __init__(self, decode: Callable[[Any], Any]) -> None:
         self._decode = decode
@@ -168,7 +172,7 @@ class Preparation:
             return 0  # a bad batch contributes no examples
 
     def finish(self, serials: Serials, examples: Examples) -> Examples:
-        """Augment the examples if that comes before the echo, and stack them if possible."""
+        """Augment the examples if augmentation comes before the echo, and stack them if possible."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
         if isinstance(examples, Columns) or not self.stacked or self.alone or not examples:
@@ -186,9 +190,8 @@ class Preparation:
     ) -> FreshBlock:
         """Read, decode and ``finish`` some examples, and collect those that cannot be read or decoded.
 
-        Arrays from the source are copied at once, because the source may overwrite them later. A copy is also
-        needed because ``decode`` and ``augment`` may write into the arrays. The result of ``decode`` is not
-        copied again.
+        Arrays from the source are copied immediately, for two reasons. The source may overwrite them later,
+        and ``decode`` and ``augment`` may write into them. The result of ``decode`` is not copied again.
 
         Args:
             serials: serial numbers of the examples, int64 [n].
@@ -226,7 +229,7 @@ class Preparation:
 
 
 class PrefetchQueue:
-    """Queue of fresh examples, which threads may fill ahead of the echo stage.
+    """Queue of fresh examples. Threads can fill it before the echo stage needs the examples.
 
     Without threads, each call of ``take`` reads exactly the requested number of examples. With threads, each
     call returns the next chunk of examples that was read ahead.
@@ -240,7 +243,7 @@ class PrefetchQueue:
 
     Attributes:
         index: local number of the next example.
-        examples: number of examples taken so far, including bad ones.
+        examples: number of examples returned so far, including bad ones.
         map: the map that reads. The caller may replace it by one with threads.
     """
 

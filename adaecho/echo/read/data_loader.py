@@ -1,9 +1,8 @@
-"""Adapter that makes each pass over a torch DataLoader reproducible.
+"""Adapter that makes each epoch over a torch DataLoader reproducible.
 
-A DataLoader draws from generators that other code also uses. Its random numbers therefore depend on when it
-is iterated, and a resume could not repeat a pass (epoch). With this adapter, the samplers draw from a
-generator seeded by (seed, number of the pass). The generators that the dataset uses are seeded for each
-batch.
+A DataLoader uses random generators that other code also uses. Its random numbers therefore depend on when it
+is iterated, and a resume could not repeat an epoch. With this adapter, the samplers use a generator seeded by
+(seed, epoch). The generators that the dataset uses are seeded for each batch.
 """
 
 import copy
@@ -25,18 +24,23 @@ from adaecho.echo.threads import PoolThread
 
 
 def is_keyed(source: Any) -> bool:
-    """Return whether this adapter can handle an object, a DataLoader that does not override ``__iter__``."""
+    """Return whether the object is a DataLoader that this adapter can handle.
+
+    The adapter cannot handle a subclass that overrides ``__iter__``.
+    """
     return isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
 
 
 class DataLoaderSource(IterableSource):
-    """A source that wraps a DataLoader and makes its random numbers functions of (seed, pass).
+    """A source that wraps a DataLoader and makes its random numbers functions of (seed, epoch).
 
-    A pass is one epoch. The samplers of the DataLoader draw from a generator seeded by (seed, pass), as a
-    sampler passed as ``sampler=`` does. The global generators of torch, NumPy and ``random`` are seeded by
-    (seed, pass, batch). This happens in the DataLoader's worker processes, or in the calling thread if that
-    reads the dataset. If the dataset is map-style, a pass can start at any batch. Only the indices of the
-    earlier batches are then drawn again, and their examples are not read.
+    The samplers of the DataLoader use a generator seeded by (seed, epoch), as a sampler passed as
+    ``sampler=`` does. The global generators of torch, NumPy and ``random`` are seeded by (seed, epoch,
+    batch). The process that reads the dataset seeds them: a worker process of the DataLoader, or the calling
+    thread.
+
+    If the dataset is map-style, reading can start at any batch of an epoch. Only the indices of the earlier
+    batches are then drawn again, and their examples are not read.
 
     Args:
         loader: the DataLoader.
@@ -64,7 +68,10 @@ class DataLoaderSource(IterableSource):
         self._own: DataLoader[Any] | None = None  # a copy of the DataLoader that uses the seeded indices
 
     def own_batch(self, batch: Any) -> Any:
-        """Copy a batch, unless it is new memory because the DataLoader collated or received it."""
+        """Copy a batch, unless the DataLoader has already put it into new memory.
+
+        The DataLoader does so if it collates the batch or receives it from a worker process.
+        """
         return batch if self._of_batches or self.sends else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
@@ -93,11 +100,14 @@ class DataLoaderSource(IterableSource):
         return opened
 
     def rows(self, iterator: Any) -> int:
-        """Return a digest of the indices of all batches of the pass so far; 0 if the indices are unknown."""
+        """Return a digest of the indices of all batches of the epoch so far; 0 if the indices are unknown."""
         return int(iterator.position[1]) if self.knows_rows else 0
 
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
-        """Return an iterator over the batches with these indices. Persistent workers survive a pass."""
+        """Return an iterator over the batches with these indices.
+
+        Persistent workers continue to run after the epoch.
+        """
         # Persistent workers would not see an epoch that is set after their start.
         kept = None if hasattr(self._loader.dataset, "set_epoch") else self._own
         own = copy.copy(self._loader) if kept is None else kept
@@ -228,7 +238,7 @@ class Pass:
 
 
 class _Upcoming:
-    """Replaces the sampler of a DataLoader and yields the indices of the next pass."""
+    """Replaces the sampler of a DataLoader and yields the indices of the next epoch."""
 
     indices: Iterator[Any]
 

@@ -1,7 +1,7 @@
 """Iterable sources, including the data loaders of other libraries.
 
-This module starts each pass (epoch) over an iterable. If the iterable can report its position, the module
-saves and restores it. The module also copies examples whose memory the iterable may reuse. ``data_loader``
+This module starts each epoch over an iterable. If the iterable can report its position, the module saves and
+restores the position. The module also copies examples whose memory the iterable may reuse. ``data_loader``
 adapts torch's DataLoader.
 """
 
@@ -28,27 +28,27 @@ Position = Sequence[int] | dict[str, Any]
 
 
 class IterableSource:
-    """A source that wraps an iterable. One iteration over the iterable is a pass (an epoch).
+    """A source that wraps an iterable. One iteration over the iterable is an epoch.
 
     The iterable may have the following optional methods:
 
-    * ``set_epoch(number)`` is called before each pass. The sampler or dataset of the iterable may have it
-      instead.
+    * ``set_epoch(number)`` is called before each epoch. If the iterable lacks this method, its sampler or
+      dataset may have it.
     * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
-    * ``iterate_from(position)`` returns an iterator that starts at a position. A resume then need not read
-      the whole pass again. A position is a sequence of integers, which an iterator provides as its attribute
-      ``position``.
+    * ``iterate_from(position)`` returns an iterator that starts at a position. After a resume, the loader
+      then need not read the whole epoch again. A position is a sequence of integers. Each iterator reports
+      its position in an attribute ``position``.
     * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore the
-      position in any form, as in StatefulDataLoader, Grain's iterators and EchoLoader.
+      position in any form. StatefulDataLoader, Grain's iterators and EchoLoader have these methods.
 
     Args:
-        source: the iterable, or a function that returns an iterator for each pass.
+        source: the iterable, or a function that returns an iterator for each epoch.
 
     Attributes:
         name: name of the source in messages.
         seekable: whether the iterable has ``iterate_from``.
-        reordered: whether the order of examples may differ between passes.
-        within: whether the reader has begun the current pass and not yet reached its end.
+        reordered: whether the order of examples may differ between epochs.
+        within: whether the reader has begun the current epoch and not yet reached its end.
     """
 
     thread_safe = True  # because only one thread at a time reads an iterable
@@ -72,7 +72,7 @@ class IterableSource:
 
     @property
     def length(self) -> int | None:
-        """Number of examples (or whole batches) in a pass; None if the source has no length."""
+        """Number of examples (or whole batches) in an epoch; None if the source has no length."""
         try:
             return len(self._source)
         except (TypeError, RuntimeError):  # some sources know their length only after iteration
@@ -133,7 +133,7 @@ class IterableSource:
         return () if self._methods is None else _saved(self._methods)
 
     def position_after_pass(self) -> Position:
-        """Return the position between the completed pass and the next one; () if unknown."""
+        """Return the position between the completed epoch and the next epoch; () if unknown."""
         methods = position_methods(self._source)
         return () if methods is None or self._methods is None else _saved(methods)
 
@@ -160,10 +160,10 @@ class IterableSource:
         self._check_begins(given, begun=begun)
 
     def _check_begins(self, given: Any, *, begun: bool = False) -> None:
-        """Raise ValueError if the source is itself an iterator and was left in the middle of a pass.
+        """Raise ValueError if the source is itself an iterator that was left in the middle of an epoch.
 
-        Calling ``iter`` may continue this pass instead of starting again. Only if the iterator has
-        ``set_epoch`` does the loader assume that ``iter`` starts again.
+        Calling ``iter`` may continue this epoch instead of starting a new one. If the iterator has
+        ``set_epoch``, the loader assumes that ``iter`` starts a new epoch.
         """
         begun |= self.within and given is self._opened and isinstance(given, Iterator)
         if begun and not hasattr(given, "set_epoch"):
@@ -181,7 +181,7 @@ class IterableSource:
         return batch
 
     def other_example(self, serial: int) -> ValueError:
-        """Return the error for an example that differs from its first read when it is read again."""
+        """Return the error for an example that is different when it is read again."""
         return ValueError(
             f"load_state_dict: {self.origin(serial)} differs from the example in the saved state: "
             f"{self.name} yields other examples, or another order, when it is iterated again, so some would "
@@ -241,9 +241,8 @@ def decoded(text: str) -> Any:
 def position_methods(owner: Any) -> PositionMethods | None:
     """Return the methods of an object that save and restore its position, or None if it has none.
 
-    The result is also None for the streams of Hugging Face's ``datasets``, and for loaders around them. After
-    ``shuffle``, their states do not contain the shuffle buffer, so a resumed stream would yield different
-    examples.
+    The result is also None for the streams of Hugging Face's ``datasets``, and for loaders around them. Their
+    states do not contain the buffer of ``shuffle``, so a resumed stream would yield different data.
     """
     streams = [owner, getattr(owner, "dataset", None), getattr(owner, "_dataset", None)]
     if any(kind.__module__.startswith("datasets.") for part in streams for kind in type(part).__mro__):

@@ -34,9 +34,10 @@ class ArraySource:
         return self.arrays.take(rows)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """Return the number of batches to process at once.
+        """Return the number of batches to process in one piece of work.
 
-        It exceeds one for small examples, because the overhead of Python calls would otherwise dominate.
+        For small examples the number exceeds one, because the overhead of Python calls would otherwise
+        dominate.
         """
         examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
         return max(1, examples // batch_size)
@@ -59,8 +60,8 @@ def _is_memory_map(array: Any) -> bool:
 def is_thread_safe(dataset: Any) -> bool:
     """Return whether several threads may read a dataset at the same time.
 
-    They may if the dataset declares ``thread_safe = True``. They also may if it has a type that reading does
-    not change, such as a list, an array or a ``TensorDataset``.
+    They may if the dataset declares ``thread_safe = True``. They also may if reading does not change a
+    dataset of this type. Examples are a list, an array or a ``TensorDataset``.
     """
     declared, kind = getattr(dataset, "thread_safe", None), type(dataset)
     if isinstance(declared, bool):
@@ -76,15 +77,16 @@ def is_thread_safe(dataset: Any) -> bool:
 class MapSource:
     """A source that wraps a map-style dataset, which has ``len(dataset)`` and ``dataset[row]``.
 
-    The dataset may also have a method ``origin(row)``, which names an example in messages. ``order="shards"``
-    needs an attribute ``shard_lengths``, the number of examples in each shard.
+    The dataset may also have a method ``origin(row)``, which returns the name of an example for messages.
+    ``order="shards"`` needs an attribute ``shard_lengths``, the number of examples in each shard.
 
-    If the dataset declares ``thread_safe = True``, threads read it, many rows at once if it has
-    ``__getitems__(rows)``. Reading must then not change shared state such as an open file, a cache or a
-    global generator. Other datasets are read as in a DataLoader: in worker processes, or in the calling
-    thread if there are no workers. If reading draws random numbers from the global generators there, the
-    loader seeds these generators before each example. The random numbers are then the same for any number of
-    workers and after a resume.
+    If the dataset declares ``thread_safe = True``, threads read it. One call reads many rows if the dataset
+    has ``__getitems__(rows)``. Reading must then not change shared state such as an open file, a cache or a
+    global generator.
+
+    Other datasets are read as in a DataLoader: in worker processes, or in the calling thread if there are no
+    workers. If reading uses the global random generators, the loader seeds them before each example. The
+    random numbers are then the same for any number of workers and after a resume.
     """
 
     resident = False
@@ -175,7 +177,7 @@ class RandomReader:
         return self._index
 
     def span(self, iteration: int) -> tuple[int, int]:
-        """Return the first local number of an iteration, and that of the iteration after it."""
+        """Return the first local numbers of an iteration and of the next iteration."""
         of_each = self._permutation.iteration_length // self._world
         return (iteration - 1) * of_each, iteration * of_each
 

@@ -1,9 +1,12 @@
 """The reader of iterables, which can be read only in their own order.
 
-To resume, the reader iterates again from a mark, a point at which reading can restart. This works only if the
-iterable yields the same examples again. Otherwise some examples would be used too often and others never. A
-saved state therefore contains fingerprints (digests) of a few examples. The reader compares them with the
-fingerprints of the examples that it reads again. With ``batch_size=None`` an example is a whole batch.
+A mark is a point in the iterable at which reading can restart. To resume, the reader iterates again from a
+mark. This works only if the iterable yields the same data again. Otherwise some examples would be used too
+often and others never.
+
+A saved state therefore contains fingerprints (digests) of a few examples. After a resume, the reader compares
+them with the fingerprints of the data that it reads again. With ``batch_size=None`` an example is a whole
+batch.
 """
 
 import functools
@@ -41,13 +44,13 @@ SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
 class Mark:
     """A point in an iterable at which reading can restart.
 
-    A count numbers the examples of all ranks over all passes.
+    The count of an example is its index among the examples of all ranks and all epochs.
 
     Attributes:
-        number: number of the pass.
-        first: count at which the pass began.
-        count: number of examples before the mark, over all passes.
-        position: position from which the source can continue; empty for the start of a pass.
+        number: number of the epoch.
+        first: count at which the epoch began.
+        count: number of examples before the mark, over all epochs.
+        position: position from which the source can continue; empty for the start of an epoch.
     """
 
     number: int
@@ -71,8 +74,9 @@ class Mark:
 def thinned(marks: list[Mark]) -> list[Mark]:
     """Remove some of the older marks if there are too many, so that their number stays bounded.
 
-    A mark is a point at which reading can restart. The first and the last mark always stay. Gaps between the
-    other marks may grow with the distance to the last mark, but stay below a fixed fraction of it.
+    A mark is a point at which reading can restart. The first and the last mark are never removed. Gaps
+    between marks may be larger if they are further from the last mark. Each gap stays below a fixed fraction
+    of this distance.
     """
     if len(marks) <= _MOST:
         return marks
@@ -87,12 +91,12 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
     """Return the marks that a resume needs.
 
-    A mark is a point at which reading can restart. The first of these marks is the last mark before the
-    oldest example that must be read again. The others are the starts of all later passes (epochs), up to the
+    A mark is a point at which reading can restart. The first returned mark is the last mark before the oldest
+    example that must be read again. The other returned marks are the starts of all later epochs, up to the
     next example to read.
 
     Args:
-        marks: marks of the iteration, ascending; empty before its first pass.
+        marks: marks of the iteration, ascending; empty before its first epoch.
         oldest: count of the oldest example that is needed.
         following: count of the next example to read.
         after: count just after the last example read, or one less if that example is read again as well.
@@ -106,14 +110,14 @@ def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> 
 
 
 class ReplayFingerprints:
-    """Fingerprints of some examples, by which a resume detects that an iterable yields other examples.
+    """Fingerprints of a sample of the examples.
 
-    A fingerprint is a digest of the example. If the source knows its row numbers, it is instead a digest of
-    the rows that the pass (epoch) has yielded so far. One thread may add fingerprints while another saves a
-    state.
+    A resume uses them to detect that the iterable now yields different data. A fingerprint is a digest of the
+    content of an example. If the source knows its row numbers, the fingerprint is a digest of the rows that
+    the current epoch has yielded so far. One thread may add fingerprints while another thread saves a state.
 
     Args:
-        spacing: one in so many examples gets a fingerprint.
+        spacing: the fingerprint is computed for one example in every ``spacing``.
         world: number of ranks.
     """
 
@@ -128,13 +132,13 @@ class ReplayFingerprints:
         self._seen = []
 
     def add(self, serial: int, index: int, example: Any, rows: int = 0, *, always: bool = False) -> None:
-        """Add the fingerprint of an example if it is one of those that get one.
+        """Add the fingerprint of an example if the example belongs to the sample.
 
         Args:
             serial: serial number of the example.
-            index: index of the example in its pass, over all ranks.
+            index: index of the example in its epoch, over all ranks.
             example: the example.
-            rows: digest of the rows of the pass so far; 0 if unknown.
+            rows: digest of the rows of the epoch so far; 0 if unknown.
             always: whether to add the fingerprint in any case.
         """
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
@@ -143,26 +147,29 @@ class ReplayFingerprints:
     def before(self, serial: int) -> list[int]:
         """Return the last few fingerprints before a serial number, as a flat list.
 
-        Fingerprints of examples that were read ahead are left out. The state therefore does not depend on how
-        far the loader reads ahead.
+        The list omits examples that were read ahead. A saved state therefore does not depend on how far the
+        loader reads ahead.
         """
         last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
         return [number for witness in last for number in witness]
 
     def expect(self, flat: list[int]) -> None:
-        """Take the fingerprints of a state, with which examples that are read again will be compared."""
+        """Load the fingerprints of a state, to compare them with the examples that are read again."""
         numbers = iter(map(int, flat))
         self._seen = list(zip(numbers, numbers, strict=True))
         self._expected = dict(self._seen)
 
     def is_as_before(self, serial: int, example: Any, rows: int = 0) -> bool:
-        """Return whether an example that is read again matches its fingerprint, if the state has one."""
+        """Return whether an example that is read again matches its fingerprint in the state.
+
+        The result is true if the state has no fingerprint of the example.
+        """
         expected = self._expected.pop(serial, None)
         return expected is None or expected == (rows or fingerprint(example))
 
 
 def fingerprint(example: Any) -> int:
-    """Return a 56-bit digest of an example. Of a large array it covers only a sample of the elements."""
+    """Return a 56-bit digest of an example. For a large array, the digest covers a sample of its elements."""
     digest = hashlib.blake2b(digest_size=7)
     for leaf in islice(_leaves(example), _LEAVES):
         digest.update(
@@ -205,7 +212,7 @@ def _content(value: Any) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _places(size: int) -> NDArray[np.int64]:
-    """Return the ascending indices of the elements to digest: all, or a fixed random sample of many.
+    """Return the ascending indices of the elements to digest: all elements, or a fixed random sample.
 
     The sample is random because evenly spaced elements might all lie in the padding.
     """
@@ -215,12 +222,14 @@ def _places(size: int) -> NDArray[np.int64]:
 
 
 class SequentialReader:
-    """Reads an iterable. Its methods have the same meaning as those of ``RandomReader``.
+    """Reads an iterable. Its methods have the same meaning as the methods of ``RandomReader``.
 
-    Unless the source shards itself (``set_share``), each rank iterates over all examples and skips those of
-    the other ranks. Three numbers identify an example. Its *count* is its index among all examples that the
-    iterable yields to this rank, over all passes (epochs). Its *local number* is its index among the examples
-    that this rank uses. Its *serial number* is unique over all ranks.
+    Unless the source shards itself (``set_share``), each rank iterates over all examples and skips the
+    examples of the other ranks. Three numbers identify an example:
+
+    * The *count* is its index among all examples that the iterable yields to this rank, over all epochs.
+    * The *local number* is its index among the examples that this rank uses.
+    * The *serial number* is unique over all ranks.
 
     Args:
         source: the iterable.
@@ -391,7 +400,7 @@ class SequentialReader:
             The number of examples read again, over all ranks.
 
         Raises:
-            ValueError: the source ends too early, yields other examples, or cannot be read again.
+            ValueError: the source ends too early, yields different data, or cannot be read again.
         """
         opened = [Mark.of_plain(*plain) for plain in state[0]]
         self._witnesses.expect(state[1])
