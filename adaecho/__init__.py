@@ -1,8 +1,7 @@
 """Data echoing and AdaScale for PyTorch.
 
 ``EchoLoader``, ``AdaScale`` and ``TarShards`` can be used in any training loop. The other packages reproduce
-"Faster Neural Network Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019). torch is imported only
-when one of these names is first used, because importing it is slow.
+"Faster Neural Network Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019).
 """
 
 from importlib import import_module

@@ -11,10 +11,7 @@ _USER, _QUERY = re.compile(r"(?<=://)[^\s/@]*@"), re.compile(r"(://[^\s?'\"]+)\?
 
 
 class UserError(Exception):
-    """An error that the user can fix.
-
-    A command prints its message without a traceback, and exits with code 2.
-    """
+    """An error that the user can fix. Commands print its message without a traceback and exit with code 2."""
 
 
 class ConfigError(UserError):
@@ -54,9 +51,9 @@ def redact_urls(value: Any) -> Any:
 
 
 def fail(message: object) -> NoReturn:
-    """End a command with one message on standard error and exit code 2.
+    """Print one message on standard error and end the command with exit code 2.
 
-    If several ranks run, only rank 0 prints a ``ConfigError``, because all ranks have the same config.
+    With several ranks, only rank 0 prints a ``ConfigError``.
     """
     rank = os.environ.get("RANK")
     if not (isinstance(message, ConfigError) and rank not in (None, "0")):
@@ -97,7 +94,7 @@ def about_one_example() -> Iterator[None]:
 
 
 def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) -> str:
-    """Describe how the names in two splits differ, by up to five names that are only in one of them."""
+    """Describe how the names in two splits differ, with up to five names from each split."""
     pairs = (("training", of_training, of_validation), ("validation", of_validation, of_training))
     only = {split: [name for name in mine if name not in {*others}][:5] for split, mine, others in pairs}
     parts = [f"only in {split}: {', '.join(names)}" for split, names in only.items() if names]

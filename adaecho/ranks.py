@@ -1,9 +1,7 @@
-"""Communication between the ranks of one run.
+"""Communication between the ranks (processes) of one run.
 
-Each rank is a process that reads its share of the data, and all ranks take each step together. Counts,
-signals and metrics are exchanged between CPUs by gloo, so the exchange never waits for a GPU. Gradients and
-AdaScale's statistics use the backend of their device. Every method is collective: all ranks must call the
-same methods in the same order. If a run has a single process, nothing is sent.
+Metrics and counts are exchanged by gloo, and gradients by the backend of their device. Every method is
+collective: all ranks must call the same methods in the same order.
 """
 
 import os
@@ -125,9 +123,7 @@ def explained(error: BaseException) -> BaseException:
 
 @contextmanager
 def distributed_context(device: torch.device, timeout_s: float) -> Iterator[DistributedContext]:
-    """Join the ranks of this run, which torchrun describes by environment variables.
-
-    Without these variables, the run has a single process.
+    """Join the ranks of this run, using torchrun's environment variables; without them, run alone.
 
     Args:
         device: the device of the model, whose backend reduces gradients.

@@ -1,7 +1,4 @@
-"""The command ``python -m adaecho.run task=... echo=...``, with ``-m`` for sweeps.
-
-The module imports torch only to train, so that ``--cfg job`` and tab completion answer at once.
-"""
+"""The command ``python -m adaecho.run task=... echo=...``, with ``-m`` for sweeps."""
 
 import difflib
 import os
@@ -86,11 +83,10 @@ def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
 
 
 def cli() -> None:
-    """Run ``main``, and end with a message and an exit code that report the outcome.
+    """Run ``main`` and exit with a code.
 
-    The code is 0 if the run has a result, even if training diverged, and 130 if the run was interrupted.
-    After an error that the user can fix, one message is printed and the code is 2. After a crash, a traceback
-    is printed and the code is 1.
+    The code is 0 if the run has a result, even a diverged one, 1 after a crash, 2 after an error that the
+    user can fix, and 130 after an interrupt.
     """
     # Without this variable, Hydra would shorten tracebacks.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -114,9 +110,7 @@ def cli() -> None:
 
 
 def explain(error: BaseException, *more_keys: str) -> str:
-    """Return the message of an error of Hydra or OmegaConf, with its causes.
-
-    If a key is unknown, the message suggests keys with similar names.
+    """Return the message of an error of Hydra or OmegaConf, with its causes and suggestions for unknown keys.
 
     Args:
         error: the error.

@@ -1,12 +1,9 @@
 """Pure functions that estimate AdaScale's gradient statistics and average them over steps.
 
 The notation follows Johnson et al., "AdaScale SGD" (ICML 2020, arXiv 2007.05105), section 3 and appendix B.3.
-A base batch is the batch for which the learning rate was tuned. One step averages the gradients of S base
-batches, and S is called the scale. ``sigma^2`` is the trace of the covariance of a base batch's gradient.
-``mu^2`` is the squared norm of the expected gradient.
-
-Norms are computed on the device in float64. All other functions work on Python floats, one per parameter
-group.
+A base batch is the batch for which the learning rate was tuned, and a step averages the gradients of S base
+batches. ``sigma^2`` is the trace of the covariance of a base batch's gradient. ``mu^2`` is the squared norm
+of the expected gradient.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,9 +25,6 @@ _PIECE = 1 << 14
 
 def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """Compute the norms of the gradients of each parameter group.
-
-    All gradients of one dtype are processed in one multi-tensor call. The norms are float64, because the
-    variance is later computed as a small difference of two large sums of squares.
 
     Returns:
         For each group, the norms as scalars on the device, float64 (float32 on MPS). A large gradient on a
@@ -64,6 +58,7 @@ def _pieces(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:
+    # float64, because the variance is a small difference of two large sums of squares.
     dtype = torch.float32 if tensors[0].device.type == "mps" else torch.float64
     return list(torch._foreach_norm(tensors, 2, dtype))
 
@@ -84,14 +79,14 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
     """Estimate sigma^2 and mu^2 from the individual gradients that are averaged in one step.
 
     sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient. One step averages the gradients of S base batches, split into n micro-batches of S/n
-    base batches each. Let g_i be the gradient of micro-batch i, and G the mean of these n gradients. Then::
+    expected gradient. A step averages S base batches, split into n equal micro-batches. With g_i the gradient
+    of micro-batch i, and G the mean of these n gradients::
 
         v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    variance of a micro-batch gradient
         sigma^2 = (S / n) v                            variance of a base-batch gradient
         mu^2    = |G|^2 - v / n
 
-    These estimates are unbiased before they are clipped. For n = S they equal the estimates of appendix B.3.
+    Both are then clipped. For n = S they equal the estimates of appendix B.3.
 
     Args:
         sum_of_squares: sum over all ranks and micro-batches of |g_i|^2.
@@ -109,9 +104,8 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
 def gain_ratio(variance: float, square: float, scale: float) -> float:
     """Return the gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2), which lies in [1, S] (section 3.2).
 
-    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient, and S is the number of base batches per step. Before the first sample both averages are
-    zero, and the gain is 1 (appendix B.3 sets r_0 := 1).
+    sigma^2 is the trace of the covariance of a base batch's gradient, mu^2 the squared norm of the expected
+    gradient, and S the number of base batches per step. If both are zero, the gain is 1 (appendix B.3).
     """
     return (variance + square) / (variance / scale + square) if variance + square > 0 else 1.0
 
@@ -136,13 +130,13 @@ class Averages(NamedTuple):
     def updated(self, sample: Estimate, smoothing: float, debias: bool) -> "Averages":
         """Return the averages after one more sample.
 
-        Let theta be ``smoothing``, in [0, 1), and let x_t be sample number t, counted from 1. The average has
-        one of two forms:
+        With theta = ``smoothing``, in [0, 1), and x_t the sample number t, counted from 1, the average after
+        t samples is:
 
-        * With ``debias=True``, the average after t samples is ``m_t / (1 - theta^t)``. Here
-          ``m_t = theta m_{t-1} + (1 - theta) x_t``, and m_0 = 0.
-        * With ``debias=False``, the average has the form of the paper (appendix B.3). It is the plain mean of
-          the first 1 / (1 - theta) samples, and an exponential average after them.
+        * with ``debias=True``: ``m_t / (1 - theta^t)``, where ``m_t = theta m_{t-1} + (1 - theta) x_t`` and
+          m_0 = 0;
+        * with ``debias=False``: the plain mean of the first 1 / (1 - theta) samples, and an exponential
+          average after them (appendix B.3).
         """
         if debias:
             weight = smoothing * self.weight + (1 - smoothing)

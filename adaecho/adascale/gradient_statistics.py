@@ -52,16 +52,8 @@ class GradientStatistics:
     """Averages of sigma^2 and mu^2 for each parameter group, measured by hooks on the parameters.
 
     sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient. Both are estimated from the gradients of the individual micro-batches.
-
-    A hook of ``Tensor.register_hook`` receives the gradient of one micro-batch. The hook runs before autograd
-    accumulates the gradient, and before DistributedDataParallel (DDP) averages it over the ranks. Newer kinds
-    of hooks would receive the sum over micro-batches. Examples are a post-accumulate-grad hook, and a DDP
-    communication hook after ``no_sync()``.
-
-    The hook only stores a reference to the gradient. Multi-tensor calls later compute the norms of many
-    gradients together. The averages change only in ``commit()``, which is called after a step was taken. They
-    therefore ignore a step that GradScaler skips.
+    expected gradient. Both are estimated from the gradients of the individual micro-batches. The averages
+    change only in ``commit()``, which the optimizer calls after it has taken a step.
     """
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
@@ -84,6 +76,8 @@ class GradientStatistics:
             if parameter.requires_grad and key not in self._hooked and not self._is_closed:
                 self._hooked[key] = parameter
                 observe = partial(self._observe, parameter, key)
+                # This hook sees one micro-batch's gradient, before autograd accumulates it and DDP averages
+                # it. Newer kinds of hooks would receive the sum over micro-batches.
                 self._handles.append(parameter.register_hook(observe))  # type: ignore[no-untyped-call]
         self._groups = [[one for one in group if id(one) in self._hooked] for group in groups]
         self.averages += [Averages()] * (len(groups) - len(self.averages))

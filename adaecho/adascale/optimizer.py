@@ -25,11 +25,11 @@ _PROGRESS = ("scale_invariant_steps", "schedule_steps", "skipped_steps")
 class AdaScale(Optimizer):
     """AdaScale SGD (Johnson et al., ICML 2020, arXiv 2007.05105) around ``torch.optim.SGD``.
 
-    A base batch is the batch for which the learning-rate schedule was tuned. This schedule is called the base
-    schedule. A step that averages S base batches replaces r steps of the base schedule, with r in [1, S]. The
-    number r is called the gain. AdaScale estimates the gain and multiplies the learning rate by it. The sum
-    of the gains of all steps so far is called tau (``scale_invariant_steps``). To use the base schedule
-    unchanged, evaluate it at step floor(tau)::
+    AdaScale trains with larger batches on an unchanged learning-rate schedule, called the base schedule. A
+    step averages the gradients of S base batches, for which this schedule was tuned. The step replaces r
+    steps of the base schedule, with r in [1, S]. AdaScale estimates r, called the gain, and multiplies the
+    learning rate by it. The sum of all gains so far is called tau (``scale_invariant_steps``). Evaluate the
+    base schedule at step floor(tau)::
 
         optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=4)
         while not optimizer.done(total_steps):              # steps of the base schedule
@@ -44,20 +44,19 @@ class AdaScale(Optimizer):
 
     * ``gain``: use lr * r. This is the rule of the paper, for SGD with or without momentum.
     * ``sqrt_gain``: use lr * sqrt(r), for Adam and AdamW. This is a heuristic without AdaScale's convergence
-      guarantee. AdaptDL (Qiao et al., OSDI 2021) uses the same exponent, but divides gradients by Adam's
-      sqrt(v) + epsilon before it measures the gain. Malladi et al. (NeurIPS 2022) derive the exponent for the
-      case that noise dominates, and also scale betas and epsilon.
+      guarantee. AdaptDL (Qiao et al., OSDI 2021) uses the same exponent, but first divides gradients by
+      Adam's sqrt(v) + epsilon. Malladi et al. (NeurIPS 2022) derive the exponent for the case that noise
+      dominates, and also scale betas and epsilon.
     * ``measure``: leave lr unchanged, and only measure the gain, tau and ``gradient_noise_scale``. This works
       with any optimizer.
 
-    The gain is measured when the last backward pass of a step ends, after DistributedDataParallel has
-    averaged the gradients. Clipping or unscaling the gradients before ``step()`` therefore does not change
-    the gain. Each parameter group has separate statistics, and its learning rate is multiplied by its own
-    gain. tau is the sum of the pooled gains. A pooled gain is computed from the statistics of all trained
-    groups together.
+    Each parameter group has its own gain. tau is the sum of the pooled gains, which are computed from all
+    trained groups together. The gain is measured when the last backward pass of a step ends, after
+    DistributedDataParallel has averaged the gradients. Clipping or unscaling them before ``step()`` does not
+    change it.
 
-    ``step()`` waits for the device, because it copies one small tensor from it. AdaScale keeps up to 64 MiB
-    of gradients in memory longer than autograd would. Activation checkpoints need ``use_reentrant=False``.
+    ``step()`` waits for the device. AdaScale keeps up to 64 MiB of gradients in memory longer than autograd
+    would. Activation checkpoints need ``use_reentrant=False``.
 
     Args:
         optimizer: the optimizer to drive, for example SGD or torch's ``ZeroRedundancyOptimizer``.
@@ -154,11 +153,10 @@ class AdaScale(Optimizer):
         return self._settings.smoothing
 
     def gain(self, pg_idx: int | None = None) -> float:
-        """Return the gain, in [1, S], of one parameter group, or the pooled gain of all trained groups.
+        """Return the gain, in [1, S], of one parameter group, or by default of all trained groups together.
 
-        S is the number of base batches per step. The default is the pooled gain. After the last backward pass
-        of a step, the gain already includes the gradients of this step. Before the first sample the gain is
-        1. The call waits for the device.
+        S is the number of base batches per step. The gain includes the current step after its last backward
+        pass, and is 1 before the first sample. The call waits for the device.
         """
         return self._statistics.gains()[-1 if pg_idx is None else pg_idx]
 
@@ -176,13 +174,12 @@ class AdaScale(Optimizer):
     def gradient_noise_scale(self, pg_idx: int | None = None) -> float:
         """Return the gradient noise scale sigma^2 / mu^2 in base batches, at least 0.
 
-        sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-        expected gradient. Both are averaged over steps before the ratio is computed (McCandlish et al. 2018,
-        arXiv 1812.06162, appendix A.1). Multiplied by the number of examples in a base batch, the result is
-        the simple noise scale tr(Sigma) / |G|^2 (their equation 2.9).
+        sigma^2 is the trace of the covariance of a base batch's gradient, mu^2 the squared norm of the
+        expected gradient. Both are averaged over steps first (McCandlish et al. 2018, arXiv 1812.06162,
+        appendix A.1). Times the number of examples in a base batch, this is their simple noise scale
+        tr(Sigma) / |G|^2 (equation 2.9).
 
-        The result is inf if mu^2 is 0, and nan before the first sample. If noise dominates, the result is too
-        low: estimates of mu^2 are clipped at 0 before they are averaged, which makes their average too high.
+        The result is inf if mu^2 is 0, and nan before the first sample. If noise dominates, it is too low.
         """
         variance, square = self.grad_var_avg(pg_idx), self.grad_sqr_avg(pg_idx)
         if square == 0:
@@ -221,8 +218,8 @@ class AdaScale(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each group's learning rate scaled by ``rule``, then restore the learning rates.
 
-        If a gradient is not finite, all ranks skip the step. The averages and the number of replaced
-        base-schedule steps then stay unchanged.
+        If a gradient is not finite, all ranks skip the step, and the averages and ``scale_invariant_steps``
+        stay unchanged.
 
         Raises:
             RuntimeError: fewer than ``num_gradients_to_accumulate`` backward passes have run, or the number
@@ -278,7 +275,7 @@ class AdaScale(Optimizer):
     def scale_grad_by_num_grads_to_accum(self) -> None:
         """Divide ``.grad`` by the number of backward passes per step.
 
-        Call this before ``step()`` if you do not divide the losses yourself (``is_scaled_loss=False``).
+        Call this before ``step()`` if you do not divide the losses yourself.
 
         Raises:
             RuntimeError: the losses are already divided (``is_scaled_loss=True``).
@@ -311,11 +308,11 @@ class AdaScale(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with AdaScale's averages and progress added.
 
-        AdaScale adds floats and ints to each parameter group, under keys that begin with ``adascale_``.
+        The additions are numbers in each parameter group, under keys that begin with ``adascale_``.
         ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` support this state.
 
-        The state does not contain AdaScale's settings. To resume, create AdaScale with the same arguments. If
-        the base batch stays the same, ``scale`` and ``num_gradients_to_accumulate`` may differ.
+        To resume, create AdaScale with the same arguments. If the base batch stays the same, ``scale`` and
+        ``num_gradients_to_accumulate`` may differ.
 
         Raises:
             RuntimeError: some but not all backward passes of a step have run.
@@ -333,7 +330,7 @@ class AdaScale(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state of AdaScale, or from a state of the wrapped optimizer alone.
 
-        If the state is from the wrapped optimizer alone, the averages start from zero.
+        In the second case the averages start from zero.
 
         Raises:
             ValueError: the parameter groups differ. The state is then unchanged.

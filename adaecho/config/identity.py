@@ -1,7 +1,5 @@
-"""The identity of a run: the part of its config that determines its results.
-
-A run can be resumed only if its identity has not changed. A digest (hash) of the identity names the run's
-folder.
+"""Select the part of a config that decides the results of a run, and compute its hash, which names run
+folders.
 """
 
 import hashlib
@@ -56,10 +54,7 @@ _DIGEST_VALUES: dict[str, dict[Any, Any]] = {
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that determines the results of a run, as plain dicts.
-
-    A run can be resumed only if this part is equal to that of the recorded config.
-    """
+    """Return the part of a config that determines the results of a run, as plain dicts."""
     of_task = {f"task.{key}": value for key, value in added_options(config["task"].get("name")).items()}
     added = _ADDED | of_task
 

@@ -1,8 +1,7 @@
 """Choose defaults from the size of the user's data, for ``scale=images`` and ``scale=text``.
 
-The usual defaults of the tasks follow the paper and suit datasets of about a million images. For smaller
-data, ``scale=`` derives the validation split, batch size, shuffle buffer, evaluation interval, budget and
-learning rate from the number of examples.
+The defaults cover the validation split, batch size, shuffle buffer, evaluation interval, training budget and
+learning rate.
 """
 
 import functools
@@ -34,13 +33,11 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     * ``every_fresh_examples``: half an epoch between two evaluations.
     * ``max_fresh_examples``: 10 epochs, or about 50,000 examples if that is less, but at least 2 epochs.
     * ``learning_rate``: 0.001 times the batch size.
-    * ``decay_steps``: the number of batches of fresh examples in the budget.
-    * ``axes``: the search ranges. The learning rate ranges from a tenth to ten times the value above, and
-      momentum from 0.8 to 0.99.
+    * ``decay_steps``: the number of training steps without echoing.
+    * ``axes``: the search ranges, 0.1 to 10 times ``learning_rate`` and 0.8 to 0.99 for momentum.
 
-    If the user overrides the batch size, the defaults of ``learning_rate`` and ``decay_steps`` change with
-    it. If the user sets a budget below two epochs, the shuffle buffer becomes an eighth of that budget. The
-    interval between evaluations then becomes a quarter of the budget.
+    A batch size set by the user changes ``learning_rate`` and ``decay_steps``. A budget below two epochs
+    shrinks ``shuffle_buffer`` to an eighth and ``every_fresh_examples`` to a quarter of that budget.
 
     Raises:
         ConfigError: ``data.path`` is not set.

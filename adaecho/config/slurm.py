@@ -1,9 +1,6 @@
-"""The settings of ``hydra/launcher=slurm``.
+"""The settings of ``hydra/launcher=slurm``."""
 
-Hydra imports this file in every Hydra application of the environment. To keep that import fast, the file
-imports only the standard library.
-"""
-
+# Import only the standard library, because Hydra imports this file in every application.
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Find tasks and callbacks by name.
 
-A name is that of a built-in task, that of an entry point, or the dotted path of a module. The module of a
-task must have a function ``build(config, options)``. If the task has options, the module also defines a
-dataclass ``Options`` that extends ``TaskConfig``. The fields of ``Options`` are the config keys ``task.*``.
+A name is that of a built-in task or of an entry point, or the dotted path of a module. The module of a task
+defines ``build(config, options)`` and, optionally, a dataclass ``Options`` with the config keys ``task.*``.
+``Options`` extends ``TaskConfig``.
 """
 
 import importlib
@@ -87,14 +87,12 @@ def find_task(name: str) -> ModuleType:
 
 
 def options_class(name: str) -> type[TaskConfig]:
-    """Return the dataclass of a task's options.
-
-    For a built-in task, the function does not import the task's module, because that would import torch,
-    which takes seconds.
+    """Return the dataclass of a task's options, without importing the modules of built-in tasks.
 
     Raises:
         ConfigError: no such task exists (see ``find_task``), or its options do not extend ``TaskConfig``.
     """
+    # Importing the module of a built-in task would import torch, which takes seconds.
     if name in our_options():
         return our_options()[name]
     options = getattr(find_task(name), "Options", TaskConfig)
@@ -136,9 +134,7 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
 
 
 def module_path(name: str, group: str, expected: str) -> str:
-    """Return the dotted path of a module, given the name of an entry point or the path itself.
-
-    The module is not imported.
+    """Return the dotted path of a module, given the path itself or the name of an entry point.
 
     Args:
         name: the name of an entry point in ``group``, or the dotted path of a module.

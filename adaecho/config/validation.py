@@ -12,10 +12,7 @@ def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def within(key: str, value: float | None, interval: str) -> None:
-    """Raise ConfigError if the value of a key lies outside an interval such as ``[0, 1)``.
-
-    The value None is always accepted.
-    """
+    """Raise ConfigError if a value lies outside an interval such as ``[0, 1)``. None is accepted."""
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     if value is None or low < value < high or (value == low and interval[0] == "["):
         return

@@ -68,14 +68,11 @@ def find(path: str | None, decode: Decode) -> Cifar10:
 
 
 def _read_pickles(root: Path, split: Split) -> Images:
-    """Read a split of the original CIFAR-10 archive.
-
-    Unpickling may execute code. Therefore torchvision first compares checksums, so that only the original
-    files are unpickled.
-    """
+    """Read a split of the original CIFAR-10 archive."""
     from torchvision.datasets import CIFAR10
 
     try:
+        # torchvision compares checksums first, so that only the original files are unpickled.
         stored = CIFAR10(root, train=split == "train")
     except RuntimeError as error:
         raise DataError(

@@ -1,6 +1,6 @@
-"""Read detection data in COCO's schema, in the official layout or from any folder of images and annotations.
+"""Read object detection data in COCO's format, in the official folder layout or any other.
 
-Source: T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", 2014. The schema is described at
+Source: T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", 2014. The format is described at
 https://cocodataset.org/#format-data.
 """
 
@@ -159,11 +159,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
 
 
 def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Path]:
-    """Return the paths of the images that the annotation file lists.
-
-    The function looks for the images in the folder that contains most of them. If several folders contain
-    equally many, it uses the folder of the annotation file.
-    """
+    """Return the paths of the listed images, in the folder that contains most of them."""
     present: dict[str, Path] = {}
     folders = [top / name.format(split=word) for word in _SPLITS[split] for name in _IMAGES]
     for folder in [file.parent, *folders]:

@@ -60,11 +60,10 @@ class Documents:
 
 
 def find_documents(path: str | None, *, column: str = "text", lines: bool = False) -> Documents:
-    """Find the documents of ``data.path``, and assign each file to a split.
+    """Find the documents of ``data.path``, and assign each file to a split by its name or folder.
 
-    The split of a file follows from the names of files and folders. Splits are formed if some names contain
-    the word train, and others contain validation, valid, val, dev or test. Otherwise all files belong to the
-    training split.
+    Splits are formed only if some names contain the word train, and others validation, valid, val, dev or
+    test. Otherwise all files belong to the training split.
 
     Args:
         path: a folder with parquet files, JSON lines or text files (.txt, .py, .md) at any depth; a single

@@ -1,7 +1,6 @@
-"""Read encoded images that each have one class label.
+"""Read encoded images with one class label each, from class folders, parquet tables, the hub or tar shards.
 
-The images may be stored in class folders, in tables (parquet or the hub) or in tar shards. ImageNet (O.
-Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) is available in each of these formats.
+ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) has this form.
 """
 
 from collections.abc import Iterator, Sequence

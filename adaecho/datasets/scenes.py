@@ -1,7 +1,6 @@
-"""Generate scenes for detection: handwritten digits at random positions on a canvas of 64 x 64 pixels.
+"""Generate scenes for object detection: handwritten digits from scikit-learn on a canvas of 64 x 64 pixels.
 
-The digits are those of scikit-learn. Their positions, their sizes and the background are drawn with a fixed
-seed, so the scenes are identical on all machines.
+The scenes are identical on all machines.
 """
 
 from typing import Any
@@ -21,7 +20,7 @@ _TRIES = 20
 
 
 class Scenes:
-    """A map-style dataset of generated scenes, each with K boxes around the digits.
+    """A map-style dataset of generated scenes, each with K digits.
 
     An example is ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``.
 

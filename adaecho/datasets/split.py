@@ -59,8 +59,6 @@ def split_indices(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the indices of the training and of the validation examples, for ``Subset``.
 
-    With the same arguments, ``train_validation_split`` selects the same examples.
-
     Raises:
         DataError: ``num_validation`` is None, or no training example would be left.
     """

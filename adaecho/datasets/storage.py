@@ -1,7 +1,4 @@
-"""Load tables with Hugging Face's ``datasets``, report storage errors, and count unreadable examples.
-
-The module also computes the digest (a hash of names and sizes) of a dataset's files, which checkpoints store.
-"""
+"""Load tables with Hugging Face's ``datasets``, report storage errors, and count unreadable examples."""
 
 import hashlib
 import os
@@ -31,10 +28,7 @@ class Tables(NamedTuple):
 
 
 def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> Tables:
-    """Load tables with the library ``datasets`` of Hugging Face.
-
-    The library's conventions determine the names of the splits. The library converts the tables to Arrow
-    format, stores this copy in its cache (``HF_HOME``), and reads rows from the copy.
+    """Load tables with Hugging Face's ``datasets``, which also names the splits and caches the tables.
 
     Args:
         path: a local folder (of parquet files, for example), or a hub id: owner/name, or
@@ -100,12 +94,9 @@ def storage_errors() -> Iterator[None]:
 
 
 def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """Return a dict with a digest (hash) of the names, folder names and sizes of files.
+    """Return a dict with a hash of the names and sizes of files, or an empty dict if there are no files.
 
-    The dict is empty if there are no files.
-
-    A checkpoint stores the digest. A resumed run compares digests to detect that files were added, removed or
-    replaced. The contents of the files are not read. For a URL, only the name is hashed.
+    The contents of the files are not read. For a URL, only the name is hashed.
 
     Raises:
         DataError: a file is missing or can't be read.
@@ -113,6 +104,7 @@ def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
     names = sorted(map(str, files))
     if not names:
         return {}
+    # A resumed run compares this digest to detect added, removed or replaced files.
     with storage_errors():
         lines = "\n".join(map(_name_and_size, names))
     return {FILES: hashlib.sha256(os.fsencode(lines)).hexdigest()[:16]}

@@ -60,10 +60,7 @@ class Tokens:
 
 
 def cache_key(documents: Documents, *settings: Any) -> str:
-    """Return a key for the cache of tokenized documents: a hash of the documents and the settings.
-
-    The key changes with the modification time, name or size of any file.
-    """
+    """Return a hash of the settings and of the name, size and modification time of each file."""
     times = [(str(file), file.stat().st_mtime_ns) for file in documents.files]
     digest = digest_of_files(documents.files)
     key = [times, digest, documents.column, documents.lines, *settings, _VERSION]
@@ -114,10 +111,7 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
 
 @contextmanager
 def _new_in_cache(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that is renamed to ``path`` at the end of the block.
-
-    If the process is killed inside the block, no incomplete file or folder remains under ``path``.
-    """
+    """Yield a temporary path that is renamed to ``path`` at the end of the block."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
@@ -157,11 +151,7 @@ def _load_tokenizer(file: Path) -> Any:
 
 
 def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig) -> None:
-    """Write the tokenizer and the tokenized examples into a folder.
-
-    The function reads the documents three times: to count them, to train the tokenizer, and to write token
-    numbers.
-    """
+    """Train a tokenizer on the documents, and write it and the tokenized examples into a folder."""
     counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, _dtype(packing.vocabulary)
     bad = BadExampleBudget(data.max_bad_examples)
 
@@ -267,13 +257,10 @@ Cursor = tuple[int, ...]
 
 
 class TokenStream:
-    """An iterable of examples of ``block + 1`` tokens, which EchoLoader can resume exactly.
+    """An iterable over documents as blocks of ``block + 1`` tokens, for training a language model.
 
-    The stream puts an END token at both sides of each document and cuts the document into blocks that overlap
-    by one token. It fills up the last block with PAD tokens.
-
-    If there are at least as many files as ranks, each rank reads only a part of the files. Otherwise all
-    ranks read all files, and each rank tokenizes only a part of the documents.
+    Each document is placed between two END tokens and cut into blocks that overlap by one token. PAD tokens
+    fill the last block.
 
     Args:
         documents: text by split.

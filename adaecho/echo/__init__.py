@@ -1,7 +1,6 @@
 """EchoLoader: data echoing as a drop-in for torch.utils.data.DataLoader.
 
-This package imports torch only when ``EchoLoader`` is used. Configuration code can therefore import
-``echo.variants`` without loading torch.
+This package imports torch only when ``EchoLoader`` is used.
 """
 
 from typing import TYPE_CHECKING, Any

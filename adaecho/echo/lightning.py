@@ -1,17 +1,10 @@
 """Workarounds for two cases in which Lightning's training loop would resume a loader incorrectly.
 
-*Prefetch*: if a loader has no length, Lightning requests each batch one step early, to detect the last batch
-(``lightning.pytorch.loops.fetchers._PrefetchDataFetcher``). A checkpoint then contains the loader's state
-after a batch that has not been used for training yet. A resume would skip this batch.
+*Prefetch*: if a loader has no length, Lightning requests each batch one step early. A resume would skip the
+batch that was not used for training yet.
 
-*End of an epoch*: by default Lightning saves a checkpoint at the end of an epoch. The checkpoint contains the
-loader's state, but a resume does not load it (``FitLoop.restarting``: "if the last epoch completely finished,
-we are not actually restarting"). Training would then repeat the batches of the first epoch. With
-``max_steps``, Lightning does load the state. However, it uses the first iterator only to end the completed
-epoch, so training would skip one epoch.
-
-Lightning does not inform a loader about either case. Both workarounds therefore search the call stack for
-Lightning's loop and read its attributes.
+*End of an epoch*: a resume from a checkpoint at the end of an epoch would repeat the batches of the first
+epoch, or with ``max_steps`` skip one epoch.
 """
 
 import sys
@@ -19,6 +12,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+# Lightning informs a loader of neither case, so both workarounds search the call stack for its loop
+# (``_PrefetchDataFetcher`` and ``FitLoop.restarting``).
 _DEPTH = 3  # the fetcher nests a batch in a tuple with its index and in a collection over several loaders
 
 

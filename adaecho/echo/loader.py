@@ -28,19 +28,17 @@ class EchoLoader(LoaderStats):
     """Load batches for SGD with data echoing, as a drop-in for ``torch.utils.data.DataLoader``.
 
     Data echoing trains on each loaded example or batch several times, so that a slow input pipeline no longer
-    limits training (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3). The argument ``echo`` selects a
-    variant. The variants differ in the position of the echo stage, which outputs each example or batch
-    several times. Each variant shuffles examples in one buffer, and the size of the buffer is the same::
+    limits training (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3). The argument ``echo`` selects where
+    in the pipeline examples or batches are repeated::
 
         none                         read > decode > shuffle > augment > batch
         example_before_augmentation  read > decode > echo > shuffle > augment > batch
         example_after_augmentation   read > decode > augment > echo > shuffle > batch
         batch                        read > decode > shuffle > augment > batch > echo [> shuffle batches]
 
-    Each random number depends only on its purpose, the seed, the number of the example in reading order, and
-    the index of the repeat. The batches are therefore the same for any ``num_workers`` and ``prefetch``, and
-    after a resume. Without ``epochs``, iteration is endless, and a second ``iter()`` continues where the
-    first one stopped. Batches may then span the end of an epoch, so no batch is short.
+    For a given seed, the batches are the same for any ``num_workers`` and ``prefetch``, and after a resume.
+    Without ``epochs``, iteration is endless, and a second ``iter()`` continues where the first one stopped.
+    Batches may then span the end of an epoch, so no batch is short.
 
     Most training loops need only the first six arguments.
 
@@ -344,7 +342,7 @@ class EchoLoader(LoaderStats):
     def next_fresh_examples(self) -> int:
         """Wait for the next batch and return the value that ``fresh_examples`` will have after it.
 
-        A training loop can use this to stop before a batch that would exceed its budget of fresh examples.
+        Use this to stop before a batch that would exceed a budget of fresh examples.
         """
         batch = self._look_ahead()
         return self.fresh_examples if batch is None else batch.position.fresh_examples
@@ -352,9 +350,9 @@ class EchoLoader(LoaderStats):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last batch from ``next()``, from which another loader can continue.
+        """Return the state after the last batch from ``next()``, for ``load_state_dict()``.
 
-        The state ignores batches that were read ahead. Any thread may call this at any time.
+        Any thread may call this at any time.
 
         Returns:
             A flat dict from names to numbers, strings and lists of numbers. It does not contain the examples
@@ -379,10 +377,9 @@ class EchoLoader(LoaderStats):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state. The next batch is then the same as in the run that saved the state.
 
-        A state does not contain the examples in the buffers. The loader therefore reads these examples again
-        first, and counts them in ``reread_examples``. The echoing factor may differ from the saved one. If
-        the state was saved between two iterations, the number of ranks, batch size, echo variant and buffer
-        sizes may differ too.
+        The loader first reads the examples of its buffers again, and counts them in ``reread_examples``. The
+        echoing factor may differ from the saved one. If the state was saved between two iterations, the
+        number of ranks, batch size, echo variant and buffer sizes may differ too.
 
         Raises:
             ValueError: the state belongs to a loader with other settings or another source; the message names
@@ -405,11 +402,10 @@ class EchoLoader(LoaderStats):
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin iteration number ``epoch``, counted from 0.
 
-        An iteration is one complete loop over the loader. Calling this is optional, because each ``iter()``
-        begins the next iteration anyway. This differs from DistributedSampler. The call has no effect without
-        ``epochs=``, or if a loaded state continues the same iteration. In a new loader around an iterable,
-        the number of earlier examples is unknown. The loader then warns and uses the random numbers of
-        iteration 0. Pass another ``seed`` to get other random numbers.
+        An iteration is one complete loop over the loader. Unlike with DistributedSampler, calling this is
+        optional, because each ``iter()`` begins the next iteration anyway. It has no effect without
+        ``epochs=``, or if a loaded state continues the same iteration. A new loader around an iterable warns
+        and uses the random numbers of iteration 0; pass another ``seed`` to get others.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
@@ -419,11 +415,10 @@ class EchoLoader(LoaderStats):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the loader's threads within a ``with`` block, for example to leave the CPUs to an evaluation.
+        """Pause the loader's threads within a ``with`` block, for example during an evaluation.
 
-        The block begins when the threads have completed their current work. The timers ignore the step that
-        contains the pause. If the thread that paused the loader requests a batch within the block, the pause
-        ends. Otherwise this thread would wait forever.
+        The block begins when the threads have completed their current work. Requesting a batch within the
+        block ends the pause.
         """
         pool = self._pipeline.pool
         already = pool is None or pool.paused_by is not None
@@ -439,8 +434,8 @@ class EchoLoader(LoaderStats):
     def close(self) -> None:
         """Stop all threads and processes and close the source. The loader cannot be iterated afterwards.
 
-        A thread cannot be stopped while it executes a call of the source. If the call has not returned after
-        ten seconds, the thread continues in the background, and a RuntimeWarning is issued.
+        If a call of the source does not return within ten seconds, a RuntimeWarning is issued and its thread
+        continues in the background.
         """
         self._closed, self._ahead = True, None
         if self._finalizer.detach() is not None:

@@ -1,11 +1,7 @@
 """The permanent parts of a loader (``Pipeline``), and the threads that build its batches (``Run``).
 
-A run starts at a cursor, which is a position of the training loop. The run connects the stages of a variant
-in the order of the paper, in one or more threads. The loader can discard a run and start a new one at any
-time.
-
-With workers, the prefetch queue lies before the echo stage, because data echoing assumes that the stages
-before the echo are the bottleneck. These stages can then continue while the training loop uses the repeats.
+A run starts at a cursor, which is a position of the training loop. The loader can discard a run and start a
+new one at any time.
 """
 
 import _thread
@@ -55,9 +51,7 @@ _NO_FORK = (
 
 
 class Counters(NamedTuple):
-    """The time that the loader has spent in its stages so far.
-
-    These times determine R, the loading time of a batch divided by the time of a training step.
+    """The seconds that the loader has spent in its stages so far.
 
     Attributes:
         upstream_s: seconds spent in the stages before the echo, with two lower bounds for each stage
@@ -287,8 +281,8 @@ class Pipeline:
     def close(self) -> None:
         """Stop all threads and processes and close the source.
 
-        A thread cannot be stopped while it executes a call of the source. If the call has not returned after
-        ``CLOSE_WAIT_S`` seconds, a warning is issued and the thread continues until the process ends.
+        If a call of the source does not return within ``CLOSE_WAIT_S`` seconds, a warning is issued and its
+        thread continues.
         """
         pool, owners = self.pool, self.owners
         if pool is not None and pool.started_here:
@@ -311,15 +305,12 @@ class Pipeline:
                 self.reader.close()
 
     def forgotten(self) -> None:
-        """Close the pipeline after the garbage collector has collected its loader.
-
-        The collector may run in one of the loader's threads, or in a thread with a lock that these threads
-        need. Waiting for the loader's threads there could cause a deadlock. A new thread therefore closes the
-        pipeline.
-        """
+        """Close the pipeline after the garbage collector has collected its loader."""
         if self.pool is None:
             self.close()
         else:
+            # The collector may run in a thread of the loader, or with a lock that they need. Waiting for them
+            # here could deadlock.
             _thread.start_new_thread(self.close, ())
 
 
@@ -462,6 +453,7 @@ class Run:
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
                 readers, makers, share = 2 * workers, 2 * workers, 2.0
+            # The queue lies before the echo, so that slow reading continues while the loop uses the repeats.
             if parts.resident is None and not whole:
                 chunk = parts.group * size if parts.group > 1 else math.ceil(size * share / workers)
                 first = 2 * workers if parts.prefetch is None else parts.prefetch
@@ -527,9 +519,8 @@ class Run:
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
     """Return two lower bounds on the seconds that a stage needs.
 
-    A stage assigns pieces of work to threads, which then process the pieces in parallel. Only one thread at a
-    time can claim a piece. The first bound is the total time of all claims. The second bound is the time of
-    all claims and all processing, divided by the number of pieces that are processed in parallel.
+    The first bound is the total time of all claims, which one thread at a time makes. The second bound is the
+    time of all claims and all work, divided by the number of pieces that are processed in parallel.
 
     Args:
         stage: the map of threads, with its times.

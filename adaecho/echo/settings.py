@@ -32,8 +32,7 @@ _WHOLE = {
 class Settings:
     """The settings of a loader that determine its batches.
 
-    Loaders with equal settings, equal sources and equal user functions yield equal batches. The fields are
-    the arguments of ``EchoLoader`` with the same names.
+    The fields are the arguments of ``EchoLoader`` with the same names.
 
     Raises:
         ValueError: a value is invalid; the message names it and the remedy.
@@ -101,10 +100,8 @@ class Settings:
         self._set("sampler", f"{kind} of {len(self.sampler)}")
 
     def _check_even_ranks(self) -> None:
-        """Raise ValueError if the ranks could have unequal numbers of batches.
-
-        The ranks average gradients at every step, so a rank with more batches would wait forever.
-        """
+        """Raise ValueError if the ranks could have unequal numbers of batches."""
+        # The ranks average gradients at every step, so a rank with more batches would wait forever.
         passes = f"epochs={self.epochs} and world_size={self.world_size}"
         count = "leave out epochs= and count steps: islice(loader, num_steps)"
         refuse(
@@ -169,10 +166,8 @@ class Settings:
 
     @property
     def to_fill(self) -> dict[str, float]:
-        """Approximate number of fresh examples (or whole batches) that this rank reads to fill each buffer.
-
-        In a buffer after the echo, repeats also occupy slots, so fewer fresh examples fill the buffer.
-        """
+        """Approximate number of fresh examples (or whole batches) that fill each buffer of this rank."""
+        # In a buffer after the echo, repeats also occupy slots, so fewer fresh examples fill the buffer.
         of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
             "shuffle_buffer": self.shuffle_buffer / of_examples,
@@ -240,10 +235,9 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank and the world size (number of ranks) of this process.
+    """Return the rank of this process and the number of ranks.
 
-    An argument that is None is taken from torch.distributed. Without torch.distributed the rank is 0 and the
-    world size is 1.
+    Values that are None are taken from torch.distributed, or else are 0 and 1.
 
     Raises:
         ValueError: the rank is out of range.
@@ -262,10 +256,7 @@ def is_distributed() -> bool:
 
 
 def check_still_alone() -> None:
-    """Raise RuntimeError if torch.distributed with several ranks was initialised after the loader's creation.
-
-    A loader that was created earlier does not know its rank, so every rank would read all examples.
-    """
+    """Raise RuntimeError if torch.distributed with several ranks was initialised after the loader."""
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
             "this EchoLoader was created before torch.distributed was initialized, so every rank would read "

@@ -1,12 +1,8 @@
 """The state of a loader, which consists of its settings, a cursor and a log.
 
-The cursor is the position of the training loop. It counts the batches that the loop has received, and the
-examples that were used for these batches. The log records events that cannot be computed from the seed: bad
-examples and changes of the echoing factor. From settings, cursor and log, the loader can rebuild its buffers.
-A state therefore does not contain any examples.
-
-``state_dict()`` returns a flat dict from names to numbers, strings and lists of numbers. The names are always
-the same, because ``torch.distributed.checkpoint`` loads into a dict that must have the saved names.
+The cursor is the position of the training loop. The log records bad examples and changes of the echoing
+factor. The state is a flat dict from names to numbers, strings and lists of numbers, and contains no
+examples.
 """
 
 import json
@@ -25,12 +21,11 @@ from adaecho.echo.settings import Settings, is_distributed, refuse, share
 VERSION = 7  # must increase if this version could not read older states or would continue them differently
 
 
+# Immutable, and replaced in a single statement, so an interrupt cannot leave it half changed.
 class LoaderCursor(NamedTuple):
     """The position of the training loop, after the last batch that it received.
 
     Each rank numbers its own fresh examples. The number of an example on its rank is called its local number.
-    The cursor is immutable. The loader replaces it in a single statement, so an interrupt cannot leave it
-    half changed.
 
     Attributes:
         fresh_examples: number of fresh examples that the batches so far needed.
@@ -85,10 +80,9 @@ class LoaderCursor(NamedTuple):
         )  # fmt: skip
 
 
+# Iteration only appends to the log, so another thread can save a state at any time.
 class Log:
-    """Record of events that cannot be computed from the seed: bad examples and changes of the echoing factor.
-
-    Iteration only appends to the log, so another thread can safely save the loader's state during iteration.
+    """The bad examples and the changes of the echoing factor so far.
 
     Args:
         settings: settings of the loader.
@@ -112,11 +106,8 @@ class Log:
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
-        """Prepare the log for an iteration that begins at local number ``index``.
-
-        Entries with this or a higher number are removed, because the iteration will find those bad examples
-        again.
-        """
+        """Prepare the log for an iteration that begins at local number ``index``."""
+        # The iteration will find the bad examples from this number on again.
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
@@ -138,11 +129,7 @@ class Log:
 
     @staticmethod
     def restored(settings: Settings, state: dict[str, Any], position: LoaderCursor) -> "Log":
-        """Return the log that a state stores.
-
-        If the echoing factor in the settings differs from that of the state, the new factor applies from the
-        next fresh example on.
-        """
+        """Return the log that a state stores, with the echoing factor of the settings from then on."""
         log = Log(settings)
         log.bad.found = json.loads(state["bad_examples"])
         log.bad.numbers = list(state["bad_numbers"])
@@ -166,7 +153,7 @@ class Log:
 class Held:
     """The contents of the loader's buffers at a cursor.
 
-    An item is one of the repeated uses of a fresh example (``order.keyed``).
+    An item is one use of a fresh example (``order.keyed``).
 
     Attributes:
         examples: the items in the shuffle buffer of examples.
@@ -291,7 +278,7 @@ class Streams:
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
     """Gather the states of all ranks of torch.distributed into one state.
 
-    All ranks must call this together. Each name in the result begins with the number of its rank.
+    All ranks must call this together.
     """
     states: list[Any] = [state]
     if is_distributed():

@@ -1,8 +1,6 @@
-"""The counters, timers and other read-only properties of an EchoLoader.
+"""The read-only properties of an EchoLoader: its counters and timers.
 
-The timers measure R, the loading time of a fresh batch divided by the time of a training step (paper, section
-2). A fresh batch is newly loaded, as opposed to a repeat. The stages before the echo stage are called
-upstream, and the stages after it downstream.
+R is the time to load a fresh (not repeated) batch divided by the time of a training step (paper, section 2).
 """
 
 import time
@@ -23,12 +21,6 @@ _TOGETHER = 10  # number of steps added to the sums at once, because reading the
 
 class Timers:
     """Measures loading and step times, smoothed exponentially over about 50 steps.
-
-    ``upstream_s_per_batch`` is the time in seconds that the slowest stage before the echo works on a fresh
-    batch, divided by the number of its threads.
-
-    ``downstream_s_per_step`` is the larger of two times in seconds: the loader's work after the echo, and the
-    training step. The training step is everything that the training loop does between two batches.
 
     Args:
         counters: function that returns the times of the loader's stages so far.
@@ -118,11 +110,7 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 
 
 class LoaderStats:
-    """The read-only properties of a loader.
-
-    By default, they describe the loader after the last batch that it returned. Batches that were prepared
-    ahead of time do not count.
-    """
+    """The read-only properties of a loader after the last batch that it returned."""
 
     _position: LoaderCursor
     _pipeline: Pipeline
@@ -172,10 +160,10 @@ class LoaderStats:
 
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
-        """The examples that the loader skipped because it could not read or decode them, as dicts.
+        """The examples that the loader skipped because it could not read or decode them.
 
-        Each dict contains the number of the example within this rank (``index``) and its name (``origin``).
-        It also contains the error as text (``error``) and the row in the source (``row``, None if unknown).
+        Each is a dict with the keys ``index`` (number of the example on this rank), ``origin`` (its name),
+        ``error`` (text) and ``row`` (row in the source; None if unknown).
         """
         return [
             bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
@@ -228,12 +216,11 @@ class LoaderStats:
 
     @property
     def upstream_s_per_batch(self) -> float:
-        """Time of the slowest stage before the echo in seconds per fresh batch, divided by its workers.
+        """Seconds per fresh batch in the slowest stage before the echo, divided by its workers.
 
-        The time to read an iterable is not divided, because only one thread at a time reads an iterable. If
-        the source reads ahead itself, as a ``DataLoader`` with workers does, the value is the time that the
-        EchoLoader waits for the source. If the EchoLoader has ``num_workers=0``, this time is too short,
-        because the source also reads ahead during the training step.
+        Reading an iterable is not divided, because one thread does it. If the source reads ahead itself, as a
+        ``DataLoader`` with workers does, this is the time that the EchoLoader waits for the source. With
+        ``num_workers=0`` it then underestimates the loading time.
         """
         return self._clocks.upstream_s_per_batch
 
@@ -244,9 +231,9 @@ class LoaderStats:
 
     @property
     def R(self) -> float | None:  # noqa: N802 (the paper's name)
-        """The ratio R of the loading time to the step time (paper, section 2); None until it is known.
+        """The loading time divided by the step time (paper, section 2); None until it is known.
 
-        It is ``upstream_s_per_batch / downstream_s_per_step``, smoothed over about 50 steps.
+        It equals ``upstream_s_per_batch / downstream_s_per_step``.
         """
         return self._clocks.ratio
 

@@ -1,14 +1,7 @@
 """Background threads that process pieces of work in parallel and return the results in order.
 
-Threads are suitable for reading, decoding and NumPy or torch kernels, because these release the GIL. Code
-that does not release the GIL runs in separate processes (``batch.process_workers``). The threads here then
-only wait for the results.
-
-Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. If the main thread had acquired a
-lock before, the worker threads could wait for the lock forever. The main thread therefore never acquires a
-lock that a worker thread uses. It only sets flags and uses ``SimpleQueue``, whose calls are atomic. After an
-interrupt all threads stop. The loader then starts new threads, which continue after the last batch that the
-training loop received.
+Threads suit reading, decoding and NumPy or torch kernels, which release the GIL. Code that holds the GIL runs
+in processes instead (``batch.process_workers``).
 """
 
 import _thread
@@ -36,6 +29,8 @@ class Shutdown(BaseException):  # not an Exception, so that no handler of errors
     """Raised in a thread that waits for a result after the threads have been stopped."""
 
 
+# Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. The main thread therefore never
+# acquires a lock that a worker uses: it only sets flags and uses SimpleQueue, whose calls are atomic.
 class PoolThread(threading.Thread):
     """A thread of a ``ThreadPool``.
 
@@ -53,11 +48,9 @@ class PoolThread(threading.Thread):
         self.elsewhere_s = 0.0
 
     def start(self) -> None:
-        """Start the thread from a helper thread, in which Python never raises KeyboardInterrupt.
-
-        An interrupt during ``Thread.start`` could otherwise leave one of Python's internal locks in a broken
-        state.
-        """
+        """Start the thread."""
+        # An interrupt in Thread.start could break a lock of Python, so a helper thread, which none reaches,
+        # calls it.
         _thread.start_new_thread(super().start, ())
 
     def run(self) -> None:
@@ -107,10 +100,7 @@ class ThreadPool:
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
 
     def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
-        """Call ``work()`` in a new thread of the pool and return its result.
-
-        Python raises KeyboardInterrupt only in the main thread. In the new thread, Ctrl-C therefore cannot
-        stop ``work`` halfway.
+        """Call ``work()`` in a new thread, so that Ctrl-C cannot stop it halfway, and return its result.
 
         Args:
             work: function to call.
@@ -174,11 +164,8 @@ class ThreadPool:
         self.paused_by = None
 
     def resume_for_caller(self) -> None:
-        """End a pause that the calling thread itself has started.
-
-        The loader calls this when a thread requests a batch. An interrupt may have prevented that thread from
-        ending its pause. Without this call, the thread would then wait forever.
-        """
+        """End a pause if the calling thread has started it."""
+        # An interrupt may have kept this thread from ending its pause; without this it would wait forever.
         if self.paused_by == threading.get_ident():
             self.resume()
 
@@ -281,9 +268,6 @@ class OrderedMap(InlineMap[Claim, Result]):
     def get(self) -> Result | None:
         """Return the next result, or None after the last one.
 
-        If a thread of the same pool calls this, it does not count as working while it waits. A pause
-        therefore does not have to wait for this thread.
-
         Raises:
             Shutdown: the pool stops.
             Exception: the error that ``claim`` or ``work`` raised.
@@ -291,6 +275,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         start, thread = time.perf_counter(), threading.current_thread()
         if isinstance(thread, PoolThread):
             thread.working = False
+        # While it waits, a thread does not count as working, so that a pause need not wait for it.
         piece = self._taken(self._pieces)
         good, result = piece.get()
         if isinstance(thread, PoolThread):
@@ -361,7 +346,7 @@ _TELL_AFTER_S = 10.0
 
 
 def tell_long_waits() -> None:
-    """Start a thread that logs the reason for a long wait for a batch, after 10 s, 20 s, 40 s and so on."""
+    """Log the reason whenever a thread waits for a batch for 10 s, 20 s, 40 s and so on."""
     if not _watching.setdefault(os.getpid(), False):
         _watching[os.getpid()] = True
         _thread.start_new_thread(_watch, ())

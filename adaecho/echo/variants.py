@@ -1,8 +1,4 @@
-"""The variants of data echoing and the other named options of a loader.
-
-The configuration uses the same names. This module imports nothing else from adaecho, so that it is fast to
-import and causes no import cycles.
-"""
+"""The variants of data echoing and the other named options of a loader."""
 
 import numbers
 from dataclasses import dataclass
@@ -17,8 +13,7 @@ MAX_FACTOR = 1 << 16  # order.keyed stores the index of a repeat in 16 bits
 class Variant:
     """One way to insert an echo stage into the input pipeline (paper, section 3).
 
-    An echo stage outputs each example or batch several times. The stages before it are called upstream.
-    Without an echo stage, all stages before the training step are upstream.
+    An echo stage outputs each example or batch several times.
 
     Attributes:
         name: value of the loader's argument ``echo``.

@@ -19,8 +19,6 @@ from adaecho.records.table import summarize
 def draw_all(results: Path, into: Path) -> list[Path]:
     """Draw all tables under ``results``, write ``report.md``, and return the paths of all files.
 
-    The report also shows pictures from a table's folder, for example the output of ``adaecho.show``.
-
     Raises:
         UserError: there are no tables, or a table cannot be read.
     """

@@ -1,7 +1,6 @@
-"""Figures with one row per arm (configuration under comparison).
+"""Draw the results of a sweep with one row per arm (configuration under comparison).
 
-A figure shows the cost of each arm to reach the target (the paper's Fig. 3), or its results at the end of
-training.
+A figure shows either the cost to reach the target (the paper's Fig. 3) or the results at the end of training.
 """
 
 import math
@@ -33,15 +32,11 @@ _LONGEST_LINE = 36
 
 
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
-    """Draw the mean number of fresh examples that each arm needs to reach the target, one row per arm.
+    """Draw the mean number of fresh examples that each arm needs to reach the target (the paper's Fig. 3).
 
-    An arm is one configuration under comparison. The arms are ordered by echoing factor and then as in the
-    paper. A line shows the minimum and maximum over an arm's searches, as in the paper. If an arm has ten or
-    more searches, its line shows the 95 % interval of the mean instead.
-
-    In the row of an arm with echoing, a dashed mark shows the ideal cost. The ideal cost is the baseline's
-    mean divided by the echoing factor. The arm would reach it if repeated examples were as useful as fresh
-    examples. If no search of an arm reached the target, the row has a note instead of a dot.
+    An arm is one configuration under comparison, and has one row. A line shows the range over an arm's
+    searches, or the 95 % interval of the mean for ten or more searches. A dashed mark shows the ideal cost:
+    the mean of the baseline divided by the echoing factor.
 
     Args:
         arms: an outcome; see ``records.outcome``.
@@ -144,7 +139,7 @@ def caption_of_runs(arms: Sequence[Arm]) -> str:
 def _common_baseline(arms: list[Arm]) -> float | None:
     """Return the mean cost of the baseline that all arms share.
 
-    The result is None if the arms have different baselines, or if the baseline did not reach the target.
+    The result is None if the arms have different baselines, or if the baseline missed the target.
     """
     names = {arm["baseline"] for arm in arms} - {None}
     plain = [arm for arm in arms if arm["arm"] in names]
@@ -172,14 +167,11 @@ _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
-    """Plot the results of each arm at the end of its runs, in one panel per quantity.
+    """Plot the results of each arm (configuration under comparison) at the end of its runs.
 
-    An arm is one configuration under comparison. A dot shows the mean over the arm's runs, and a bar the
-    range from minimum to maximum. A shaded band repeats the range of the first arm. The quantities are the
-    metric and each count that differs between arms.
-
-    Arms have the same color if their names differ only before the first underscore (``s2_linear``,
-    ``s4_linear``). If there is one name per echo variant, each variant has its own color.
+    There is one panel for the metric, and one for each count that differs between arms. A dot shows the mean
+    over an arm's runs, a bar the range, and a shaded band the range of the first arm. Arms whose names differ
+    only before the first underscore share a color.
 
     Args:
         arms: see ``records.outcome.ends``.
@@ -216,10 +208,7 @@ def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
 
 
 def _alike(arms: list[Arm], key: str) -> bool:
-    """Return whether a count is the same in all arms, up to 1 %.
-
-    The last batch of a run may cause a difference of this size.
-    """
+    """Return whether a count is the same in all arms, up to 1 %."""
     ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
     return not ends or max(ends) <= 1.01 * min(ends)
 

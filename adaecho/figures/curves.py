@@ -1,7 +1,4 @@
-"""Figures with lines: costs against a setting (the paper's Figs. 4 to 7), training curves and tuning curves.
-
-The training curves correspond to the paper's Figs. 9 to 15.
-"""
+"""Draw costs against a setting (the paper's Figs. 4 to 7), training curves and tuning curves."""
 
 import math
 import textwrap
@@ -51,12 +48,11 @@ class Sweep:
 
 
 def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, caption: str = "") -> None:
-    """Draw the mean cost of each arm against a setting, with one line per echo variant or other setting.
+    """Draw the mean cost of each arm (configuration under comparison) against a setting.
 
-    An arm is one configuration under comparison. A bar shows the minimum and maximum over an arm's searches.
-    A dashed line shows the ideal cost, which is the cost of the arm's baseline divided by the echoing factor.
-    An arm would reach it if repeated examples were as useful as fresh examples. The caption names the arms
-    that never reached the target.
+    There is one line per echo variant or other setting. A bar shows the range over an arm's searches. A
+    dashed line shows the ideal cost: the cost of the baseline divided by the echoing factor. The caption
+    names the arms that never reached the target.
 
     Args:
         arms: an outcome; see ``records.outcome``.
@@ -135,14 +131,11 @@ COST = "fresh examples to the target"
 def draw_curves(
     curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, sweep: Sweep = AS_FIG3
 ) -> None:
-    """Draw one curve per arm: the mean over its searches, with a band of one standard deviation.
+    """Draw one curve per arm (configuration under comparison).
 
-    An arm is one configuration under comparison. There is one panel per value of the setting ``sweep.x``. If
-    arms have the same color in a panel, they have different dashes, and the panel has a legend. After the end
-    of a search, its curve continues with its last value.
-
-    Accuracy is drawn as error on a log axis, because the interesting differences lie near the target. The
-    mean and standard deviation are then computed from the logarithm of the error.
+    A curve is the mean over the arm's searches, with a band of one standard deviation. There is one panel per
+    value of the setting ``sweep.x``. Accuracy is drawn as error on a log axis. After the end of a search, its
+    curve continues with its last value.
 
     Args:
         curves: each with ``arm``, ``echo_variant``, ``echo_factor``, the keys of ``sweep``, and the lists
@@ -180,10 +173,10 @@ def draw_curves(
 def mean_and_band(
     curves: Sequence[Curve], metric: str
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Compute the mean of some curves, and the band of one standard deviation.
+    """Return the mean of some curves, with a band of one standard deviation.
 
-    Between its points, a curve is interpolated linearly. After its last point, the curve is constant. The
-    mean begins at the first point that all curves have reached.
+    Curves are interpolated linearly, and are constant after their last point. The mean begins at the first
+    point that all curves have reached.
 
     Returns:
         The fresh examples of all points, and at each of them the mean, the mean minus one standard deviation,
@@ -266,8 +259,7 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
     """Return for each search the cost of the best of its first n trials, as a function of n.
 
-    Searches with a single trial are omitted. A pruned trial was stopped because it had already cost more than
-    another trial. A pruned trial is therefore never the best.
+    Searches with a single trial are omitted.
 
     Returns:
         Curves for ``draw_curves``. Each has the number of counted trials in place of fresh examples, and

@@ -21,10 +21,7 @@ _COLUMNS = 4
 
 
 def grid(shown: Sequence[Shown], path: Path) -> None:
-    """Draw images in rows of four panels.
-
-    An image with boxes fills two panels. The first panel shows the true boxes, and the second the predicted
-    boxes.
+    """Draw images in rows of four panels. For detection, a pair of panels shows true and predicted boxes.
 
     Args:
         shown: the images.

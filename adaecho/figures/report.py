@@ -25,8 +25,8 @@ def section(
 ) -> str:
     """Return the section of the report that describes one table of trials, in Markdown.
 
-    The section lists the costs of the arms (configurations under comparison) to reach the target. For
-    experiments without a target, it lists the values at the end of the runs.
+    It lists the cost of each arm (configuration under comparison) to reach the target, or its final results
+    if there is no target.
 
     Args:
         title: the quantity, with experiment and task.
@@ -61,10 +61,7 @@ def unfinished_note(rows: list[Row]) -> str:
 
 
 def boundary_note(arms: list[Row]) -> str:
-    """Return a note that names the axes whose best points lie near an end (see ``EDGE``).
-
-    An axis is the search range of one hyperparameter. A search over a wider range might find better values.
-    """
+    """Return a note that names the hyperparameters whose best values lie near an end of their range."""
     searched = [arm for arm in arms if arm.get("at_edge")]
     near = [
         f"{arm['arm']}: {key} in {count} of {num_best(arm)} searches"

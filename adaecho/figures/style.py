@@ -1,7 +1,4 @@
-"""The size, colors, words and number formats that all figures share.
-
-Figures contain neither dates nor versions, so drawing a figure again produces a byte-identical file.
-"""
+"""The size, colors, words and number formats that all figures share."""
 
 import math
 from collections.abc import Iterator

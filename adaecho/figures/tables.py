@@ -74,11 +74,7 @@ def draw_table(
 
 
 def _named(one: Row, task: str) -> Row:
-    """Return a row or curve with the name of its echo variant in this task.
-
-    In a task without augmentation, echoing before and after augmentation are the same. The name therefore
-    omits "before" and "after".
-    """
+    """Return a row or curve with the name of its echo variant: "example" in tasks without augmentation."""
     is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
     return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
 
@@ -86,7 +82,7 @@ def _named(one: Row, task: str) -> Row:
 def _rates(arms: list[Row]) -> list[Row]:
     """Return the arms with the learning rates in their names, such as 0.05 in ``e2_lr0.05``.
 
-    The list is empty unless the names of all arms end in a learning rate.
+    The list is empty unless all names have one.
     """
     found = [re.fullmatch(r"(.*?)_?lr([\d.]+)", arm["arm"]) for arm in arms]
     return [

@@ -40,8 +40,7 @@ class Loop:
 def advice(loop: Loop) -> list[str]:
     """Return suggestions for a faster loop, in order of preference, each as a numbered line.
 
-    If R is below ``MIN_RATIO``, the loader is about as fast as the step. The function then suggests neither a
-    cache nor echoing.
+    A cache and echoing are suggested only if R is at least ``MIN_RATIO``.
     """
     found = [_cache(loop) if loop.R >= MIN_RATIO else "", _workers(loop)]
     if loop.R >= MIN_RATIO:

@@ -26,9 +26,9 @@ _MIN_STALL = 0.05  # the report suggests no change if the loop waits for a small
 class Watch:
     """A timer of a training loop, as returned by ``watch``.
 
-    Iterate over it instead of the loader; it also has the attributes of the loader. If a trainer owns the
-    loop, a callback can instead call ``begin_step`` and ``end_step`` around each step. It must also call
-    ``resume`` after anything that is not a step, such as an evaluation.
+    Iterate over it instead of the loader; it also has the loader's attributes. If a trainer owns the loop,
+    call ``begin_step`` and ``end_step`` around each step in a callback, and ``resume`` after anything else,
+    such as an evaluation.
 
     Attributes:
         batches: number of steps that were counted.
@@ -121,7 +121,7 @@ class Watch:
     def workers(self) -> int | None:
         """Number of workers of the loader, or of the loader that it wraps as its ``dataset``.
 
-        It is 0 if the loop's own thread reads the data, and None if the number is unknown.
+        It is 0 if the loop's own thread reads the data, and None if unknown.
         """
         own = getattr(self._loader, "num_workers", None)
         inner = getattr(getattr(self._loader, "dataset", None), "num_workers", None)
@@ -131,11 +131,9 @@ class Watch:
     def upstream_s(self) -> float:
         """Seconds that the loader needs to prepare a batch.
 
-        If the loop's own thread reads the data, this is the time that the loop waits for a batch. Otherwise
-        it is the time of a whole step including the wait, because a loop that waits for its workers is as
-        fast as they are. If the loop never waits, the workers may be faster, and the value is only an upper
-        bound.
+        If the loader has workers and the loop never waits for them, this is only an upper bound.
         """
+        # A loop that waits for its workers is as fast as they are.
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
     @property
@@ -169,9 +167,9 @@ class Watch:
 def watch(loader: Iterable[Any]) -> Watch:
     """Measure how long a training loop waits for data and how long a step takes, and suggest improvements.
 
-    Iterate over the result instead of over ``loader``. It yields the same batches in the same order, and
-    stores none of them. You can call ``report()`` at any time; at the end of a ``with`` block the report is
-    printed. On a GPU, times are measured with CUDA events, so that the loop never has to wait for the GPU.
+    Iterate over the result instead of over ``loader``. It yields the same batches in the same order. Call
+    ``report()`` at any time; at the end of a ``with`` block the report is printed. The loop never has to wait
+    for the GPU.
 
     Args:
         loader: any iterable of batches.
@@ -180,15 +178,11 @@ def watch(loader: Iterable[Any]) -> Watch:
 
 
 def _now() -> Any:
-    """Return the time in seconds, or a CUDA event if CUDA is in use.
-
-    The loop queues steps on the GPU ahead of time. A wait of the loop therefore costs nothing as long as the
-    GPU still has queued steps. Only CUDA events show when the GPU is idle: between the event after a step and
-    the event before the next step.
-    """
+    """Return the time in seconds, or a CUDA event if CUDA is in use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return time.perf_counter()
+    # A wait of the loop costs nothing while the GPU has queued steps. Only events show when the GPU is idle.
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

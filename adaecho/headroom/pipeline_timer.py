@@ -45,8 +45,7 @@ class Headroom:
     def gain(self, factor: float) -> float:
         """Return the speed-up at an echoing factor e, if repeats were as useful as fresh examples.
 
-        Reading a fresh batch and training e steps on it takes max(t_upstream, e * t_downstream) (paper,
-        equation 1). If repeats are as useful as fresh examples, training needs 1/e as many fresh batches.
+        A fresh batch and e steps on it take max(t_upstream, e * t_downstream) (paper, equation 1).
         """
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)

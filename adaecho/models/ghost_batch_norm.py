@@ -1,8 +1,6 @@
-"""Ghost (or "virtual") batch norm: batch norm over slices of a batch.
+"""Ghost (or "virtual") batch norm: batch norm over slices of a batch with a fixed number of examples.
 
-The number of examples in a slice is fixed, so the normalization does not depend on the batch size.
-
-E. Hoffer, I. Hubara, D. Soudry, "Train longer, generalize better", 2017, algorithm 1.
+Source: E. Hoffer, I. Hubara, D. Soudry, "Train longer, generalize better", 2017, algorithm 1.
 """
 
 from typing import Literal
@@ -19,14 +17,11 @@ Statistics = Literal["average", "sequential"]
 class GhostBatchNorm2d(nn.BatchNorm2d):
     """Batch norm whose statistics are computed over slices of ``ghost_size`` successive examples.
 
-    In training, it equals ``nn.BatchNorm2d`` on each slice. In evaluation, it normalizes all examples by the
-    running statistics r. With n = ``momentum``, a training step updates r from the statistics s_0, ...,
-    s_{k-1} of its k slices in one of two ways:
+    In training, it equals ``nn.BatchNorm2d`` on each slice. In evaluation, it uses the running statistics r.
+    With n = ``momentum``, a training step updates r from the statistics s_0, ..., s_{k-1} of its k slices:
 
-    * "average": r <- (1 - n) r + n mean(s_i). This equals the mean of k running averages, one per slice, as
-      in the init2winit code base.
-    * "sequential": r <- (1 - n)^k r + sum_i n (1 - n)^(k-1-i) s_i. This equals the k successive updates of
-      Hoffer et al., algorithm 1.
+    * "average": r <- (1 - n) r + n mean(s_i), as in the init2winit code base.
+    * "sequential": r <- (1 - n)^k r + sum_i n (1 - n)^(k-1-i) s_i, as in Hoffer et al., algorithm 1.
 
     Args:
         num_features: number of channels C.

@@ -14,9 +14,6 @@ IMAGENET_STD = (58.395, 57.12, 57.375)
 class Normalise(nn.Module):
     """Normalise each channel, ``(images - mean) / std``: uint8 [N, H, W, C] to float32 [N, C, H, W].
 
-    The layer converts pixels to floats on the device. The transfer to the device therefore moves uint8
-    pixels, which need a quarter of the bytes of float32.
-
     Args:
         mean: of each channel, in pixel values.
         std: of each channel, in pixel values, positive.
@@ -39,19 +36,14 @@ class Normalise(nn.Module):
 
 
 def small_mlp(num_classes: int) -> nn.Module:
-    """Build an MLP with one hidden layer of 64 units: float [N, 1, 8, 8] to logits [N, num_classes].
-
-    The net uses PyTorch's default initialization. It has no batch norm, so the gradient of a batch equals the
-    mean of the gradients of its micro-batches.
-    """
+    """Build an MLP with one hidden layer of 64 units: float [N, 1, 8, 8] to logits [N, num_classes]."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_classes))
 
 
 def small_conv(num_classes: int) -> nn.Module:
     """Build a small convolutional net: float [N, 1, 8, 8] to logits [N, num_classes].
 
-    The net has two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling and a linear layer.
-    It uses PyTorch's default initialization.
+    It has two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling and a linear layer.
     """
     layers = [*_conv_norm_relu(1, 16), *_conv_norm_relu(16, 32)]
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 4 * 4, num_classes))
@@ -60,10 +52,8 @@ def small_conv(num_classes: int) -> nn.Module:
 def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> nn.Module:
     """Build the ResNet for CIFAR: float [N, 3, 32, 32] to logits [N, num_classes].
 
-    The net has a 3x3 convolution, three stages of n blocks with two 3x3 convolutions each, global average
-    pooling and a linear layer. In total, 6n + 2 layers have weights. The stages have 16, 32 and 64 filters
-    and feature maps of 32, 16 and 8 pixels per side. Shortcuts have no parameters (option A of the paper).
-    With depth 32 and 10 classes, there are 464,154 parameters.
+    It has 6n + 2 layers with weights, in three stages with 16, 32 and 64 filters. Shortcuts have no
+    parameters (option A of the paper).
 
     Source: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2.
 
@@ -93,8 +83,7 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
 class BasicBlock(nn.Module):
     """A residual block: ``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``.
 
-    It maps float [N, in_channels, H, W] to [N, channels, H, W]. If the block adds channels, the result is [N,
-    channels, H / 2, W / 2].
+    It maps float [N, in_channels, H, W] to [N, channels, H, W], or to half of H and W if it adds channels.
     """
 
     def __init__(self, in_channels: int, channels: int) -> None:
@@ -129,7 +118,7 @@ def _conv_norm_relu(in_channels: int, channels: int) -> list[nn.Module]:
 def _initialise(module: nn.Module) -> None:
     """Draw weights from a normal distribution of variance 2 / fan_in, and set biases to zero.
 
-    The variance is that of He et al., "Delving Deep into Rectifiers", equation 10.
+    Source: He et al., "Delving Deep into Rectifiers", equation 10.
     """
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")

@@ -1,14 +1,9 @@
 """SSD, the single shot detector: the model, its training target and loss, and its detections.
 
-Source: W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. Parts of the model come from torchvision.
+Source: W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. The ResNet-34 version follows MLPerf.
 
-The version with a ResNet-34 backbone follows MLPerf. It uses stages 1 to 3 of the backbone, without the
-stride of stage 3. An image of 300 pixels per side therefore gives a feature map (plane) of 38 x 38. Five
-pairs of convolutions then shrink this plane to one pixel.
-
-Boxes are x1, y1, x2, y2 in pixels. Default boxes are the fixed boxes relative to which the model predicts.
-
-Shapes use these letters:
+Boxes are x1, y1, x2, y2 in pixels. The model predicts boxes relative to a fixed set of default boxes. Shapes
+use these letters:
 
 * N is the number of images.
 * M is the largest number of true boxes in an image; rows with label 0 are padding.
@@ -86,9 +81,9 @@ class SSD(nn.Module):
 
 
 class Planes(nn.Module):
-    """Consecutive stages that each yield a plane (feature map).
+    """Consecutive stages that each yield a feature map.
 
-    The module maps images, float [N, 3, S, S], to a list of planes, [N, C_i, S_i, S_i].
+    The module maps images, float [N, 3, S, S], to a list of feature maps, [N, C_i, S_i, S_i].
     """
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
@@ -143,9 +138,7 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
 
 
 def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
-    """Build a small SSD for the task ``scenes``, from 3x3 convolutions with batch norm.
-
-    The sides of its three feature maps are 1/4, 1/8 and 1/16 of the image's side.
+    """Build a small SSD for the task ``scenes``, with feature maps at 1/4, 1/8 and 1/16 of the image's side.
 
     Args:
         num_classes: C, including the background.
@@ -208,9 +201,8 @@ def _centre_and_size(boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
     """Return which true box each default box should predict: int64 [N, A], where -1 is the background.
 
-    A default box matches the true box with which it has the largest IoU, if this IoU is at least 0.5. In
-    addition, each true box is assigned to the default box with which it has the largest IoU. If several true
-    boxes are assigned to the same default box, the last one wins.
+    Each default box is matched to the true box with the largest IoU if that IoU is at least 0.5. Each true
+    box is also matched to the default box with the largest IoU.
 
     Args:
         boxes: float [N, M, 4].
@@ -242,12 +234,11 @@ def multibox_loss(
     labels: torch.Tensor,
     default_boxes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of the losses of a batch, and the number of positives by which to divide this sum.
+    """Return the summed loss of a batch, and the number of matched default boxes by which to divide it.
 
-    Positives are the default boxes that match a true box. The sum follows equation 1 of the paper and has
-    three terms: the smooth L1 loss of the positives' codes (box offsets), the cross entropy of the positives,
-    and the cross entropy of hard negatives. The hard negatives are the background boxes that are classified
-    worst, at most three for each positive of an image.
+    The loss is equation 1 of the paper: smooth L1 loss of box offsets plus cross entropy of classes. The
+    cross entropy covers the matched boxes and, per image, up to three times as many background boxes with the
+    highest loss.
 
     Args:
         logits: float [N, A, C].
@@ -303,9 +294,7 @@ def detect(
     overlap: float = 0.45,
     most: int = 200,
 ) -> list[Detections]:
-    """Return the boxes of each image that remain after non-maximum suppression in each class.
-
-    The procedure is the inference of the paper's section 3.1.
+    """Return the boxes of each image after non-maximum suppression in each class (section 3.1 of the paper).
 
     Args:
         logits, codes, default_boxes: as in ``multibox_loss``.

@@ -15,8 +15,6 @@ from adaecho.errors import ConfigError, DataError, warn
 def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | None = None) -> nn.Module:
     """Build a model of timm: float [N, 3, image_size, image_size] to logits [N, num_classes].
 
-    For example, "resnet50" has 25,557,032 parameters for 1,000 classes.
-
     Args:
         name: name of the timm model.
         num_classes: number of logits.
@@ -63,8 +61,8 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
 def read_weights(path: str) -> dict[str, torch.Tensor]:
     """Read weights from a safetensors or ``torch.save`` file without executing code in it.
 
-    The file may contain a state dict, a checkpoint with a state dict in it, or timm's weights of the model;
-    or it is ``model/*.safetensors`` of a run of task imagenet.
+    The file contains a state dict, a checkpoint with a state dict in it, or timm's weights. The file
+    ``model/*.safetensors`` of a run also works.
 
     Raises:
         DataError: there is no such file, or it contains no weights.

@@ -1,9 +1,7 @@
 """A Transformer language model: the decoder of Vaswani et al., "Attention Is All You Need", 2017.
 
-Each layer has causal self-attention and a ReLU feed-forward net. Unlike in the paper, layer norm precedes the
-attention and the feed-forward net, and another layer norm follows the last layer. With this order, training
-needs no warm-up. Positions are encoded by the paper's sinusoids. The output layer shares its weights with the
-input embedding.
+Unlike in the paper, layer norm comes before the attention and feed-forward nets, and after the last layer.
+The output layer shares its weights with the input embedding.
 """
 
 import math
@@ -16,9 +14,8 @@ from torch.nn import functional
 class Transformer(nn.Module):
     """The language model: token numbers, int64 [N, T], to logits, float [N, T, vocabulary].
 
-    With V = vocabulary, d = width and f = feed_forward, the model has V d + layers (4 d^2 + 2 d f + f + 5 d)
-    + 2 d parameters. The attention has no biases, the feed-forward net has biases, and a layer norm has two
-    parameters per channel.
+    With V = vocabulary, d = width and f = feed_forward, it has V d + layers (4 d^2 + 2 d f + f + 5 d) + 2 d
+    parameters.
 
     Args:
         vocabulary: number of tokens.
@@ -79,10 +76,7 @@ class Layer(nn.Module):
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> torch.Tensor:
-    """Return the position encodings of the paper's section 3.5, float [length, width].
-
-    The first half of the channels contains the sines, and the second half the cosines.
-    """
+    """Return the position encodings of the paper's section 3.5, float [length, width]: sines, cosines."""
     rates = torch.exp(-math.log(10_000) * torch.arange(0, width, 2, device=device) / width)
     angles = torch.arange(length, device=device)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]

@@ -1,7 +1,6 @@
 """Collect the results of a finished sweep into small tables that can be committed.
 
-The run folders of a sweep are too large to commit. This module extracts the values that figures and pages
-need. It writes them to these files in ``results/<experiment>/<task>/``::
+The module reads the run folders of the sweep and writes these files to ``results/<experiment>/<task>/``::
 
     trials.json    one row per trial; ``records.outcome`` explains the keys, ``records.trials`` the format
     outcome.json   one dict per arm, computed from the rows
@@ -42,9 +41,7 @@ def trial_row(
     counted: bool = True,
     positions: dict[str, float] | None = None,
 ) -> Row:
-    """Build the row that describes one trial, from the config and the summary of its run.
-
-    ``records.outcome`` lists the keys of a row.
+    """Build the row of one trial (see ``records.outcome``) from its run's config and summary.
 
     Args:
         config: the config of the run as plain dicts.
@@ -119,9 +116,7 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
     """Read the learning curve of the best trial of each search from the run folders.
 
-    If no trial of a search reached the target, the search has no best trial and therefore no curve. A search
-    with a single trial is an exception. Its curve is always included, because there was only one trial to
-    choose from.
+    Searches that missed the target have no curve, unless they consist of a single trial.
 
     Returns:
         One dict per curve, with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index`` and

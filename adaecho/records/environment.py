@@ -55,10 +55,7 @@ def _fixed() -> dict[str, Any]:
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """Return the current commit of a checkout, and whether tracked files differ from this commit.
-
-    The result is None if the folder is not a checkout or if git cannot be run.
-    """
+    """Return a checkout's commit and whether tracked files differ from it, or None without git."""
     if not (root / ".git").exists():
         return None
     # With this option, git status takes no lock, so it cannot disturb a commit that is in progress.
@@ -82,10 +79,8 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Return the names of the GPUs.
-
-    The list is empty if torch has not been imported yet, because importing torch takes seconds.
-    """
+    """Return the names of the GPUs; empty if torch has not been imported yet."""
+    # Importing torch only for this would take seconds.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []

@@ -29,10 +29,9 @@ def folder_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary binary file that replaces ``path`` at the end of the block.
+    """Open a temporary binary file that replaces ``path`` at the end of the block, unless the block fails.
 
-    If the block raises an error, the previous file stays unchanged. Inside the block, a library that needs a
-    file name can write to ``Path(file.name)``.
+    A library that needs a file name can write to ``Path(file.name)``.
 
     Raises:
         FolderError: the disk is full, or the folder is not writable.
@@ -98,9 +97,9 @@ def yaml_text(value: Any) -> str:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a file. If the last line has no line break, it is left out.
+    """Return the complete lines of a file, or an empty list if it is missing.
 
-    The list is empty if the file is missing.
+    A last line without a line break is left out.
     """
     if not path.exists():
         return []
@@ -112,8 +111,7 @@ def whole_lines(path: Path) -> list[bytes]:
 def dumps(value: Any, *, indent: int | None = None) -> str:
     """Format a value as strict JSON.
 
-    Scalars of NumPy and torch become plain numbers. NaN and infinities, which strict JSON does not allow,
-    become null.
+    NaN and infinities become null, and scalars of NumPy and torch become plain numbers.
     """
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 

@@ -11,9 +11,8 @@ It contains these files::
     traceback.txt      the traceback of each crash
     lock               host and process of the current writer; empty if no process is writing
 
-Killing a run at any time does not damage these files. Whole files are replaced atomically. For metrics.jsonl,
-the checkpoint stores the number of lines written so far. A resumed run removes the lines after this number
-and repeats their evaluations.
+Killing a run at any time does not damage these files. A resumed run removes the lines of metrics.jsonl that
+were written after its checkpoint.
 """
 
 import fcntl
@@ -46,9 +45,8 @@ class FolderInUseError(FolderError):
 class RunFolder:
     """Reads and writes the files of a run folder.
 
-    Reading is always possible; writing requires the lock (see ``lock``). A writing method raises
-    ``FolderError`` if this process does not own the lock, if the disk is full, or if the folder is not
-    writable. After an error, the previous content of the file is unchanged.
+    Writing requires the lock (see ``lock``). A writing method raises ``FolderError`` if this process does not
+    own the lock, the disk is full, or the folder is not writable.
 
     Attributes:
         checkpoint: the path of the last checkpoint.
@@ -66,9 +64,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Lock the folder during the block, so that no other process writes to it.
-
-        The folder is created if it is missing.
+        """Lock the folder during the block against writing by other processes, and create it if missing.
 
         Raises:
             FolderInUseError: a live process holds the lock. The message names its host and process.
@@ -87,10 +83,10 @@ class RunFolder:
         *,
         restart: bool = False,
     ) -> None:
-        """Record the config and environment of a run that begins, or that continues the run in the folder.
+        """Record the config and environment when a run begins or continues in the folder.
 
-        A run can be continued only with the same config, with two exceptions. Keys that do not change the
-        results (see ``config.identity``) may differ. Budgets may be larger than the recorded budgets.
+        To continue a run, the config must be the same, except that budgets may be larger and keys that do not
+        change the results may differ (see ``config.identity``).
 
         Args:
             config: the config as plain dicts.
@@ -210,20 +206,14 @@ os.register_at_fork(after_in_child=_close_descriptors)
 
 
 class FolderLock:
-    """A lock that allows only one process at a time to write to a folder.
+    """A lock that allows only one process at a time to write to a folder, also across hosts.
 
-    The process locks the file ``lock`` in the folder with ``flock``. The kernel releases this lock when the
-    process dies.
-
-    On some file systems, ``flock`` is missing or has no effect across hosts (BeeGFS, and Lustre with
-    ``localflock``). The process therefore also updates the modification time of the file regularly. This
-    heartbeat shows processes on other hosts that the writer is alive.
-
-    The file is never removed. Otherwise one process could have a lock on the removed file while another
-    process locks a new file.
+    The kernel lock on the file ``lock`` ends with its process. A heartbeat, the file's modification time,
+    shows other hosts that the process is alive.
     """
 
     def __init__(self, folder: Path) -> None:
+        # The file is never removed, so that no process can lock a removed file while another locks a new one.
         self.folder, self.path = folder, folder / "lock"
         self._descriptor, self._mine = -1, b""
         self._stop = threading.Event()
@@ -269,15 +259,14 @@ class FolderLock:
         self._descriptor = -1
 
     def is_mine(self) -> bool:
-        """Return whether this object still owns the lock.
-
-        While a process is suspended, a process on another host may acquire the lock.
-        """
+        """Return whether this object still owns the lock."""
+        # While this process was suspended, a process on another host may have acquired the lock.
         with suppress(OSError):
             return self._descriptor >= 0 and self.path.read_bytes() == self._mine
         return False
 
     def _beat(self, descriptor: int, stop: threading.Event) -> None:
+        # On some file systems (BeeGFS, Lustre with localflock), flock has no effect across hosts.
         while not stop.wait(HEARTBEAT_S):
             with suppress(OSError):
                 os.utime(descriptor)

@@ -61,8 +61,8 @@ SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 def outcome(rows: list[Row]) -> list[Row]:
     """Summarize the cost of each arm to reach the target, and compare each arm with its baseline.
 
-    Each search is represented by its best trial (see ``best_trials``). Means, minima and maxima are taken
-    over the searches that reached the target, like the bars and error bars of the paper's Fig. 3.
+    Means, minima and maxima are taken over the best trials of the searches that reached the target, as in the
+    paper's Fig. 3.
 
     Returns:
         One dict per arm, in the order in which the arms first appear in ``rows``:
@@ -103,10 +103,7 @@ def outcome(rows: list[Row]) -> list[Row]:
 
 
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
-    """Return the distinct targets of these rows, each as (task, metric, value, consecutive evaluations).
-
-    The costs of two arms can be compared only if the arms have the same target.
-    """
+    """Return the distinct targets of these rows, each as (task, metric, value, consecutive evaluations)."""
     metric, value, in_a_row = TARGET
     return {(row["task"], row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
 
@@ -114,8 +111,7 @@ def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
 class Bounds(NamedTuple):
     """Lower and upper bound of the cost of a search to reach the target.
 
-    The bounds are equal if the search reached the target. If the search missed the target, ``high`` is
-    infinite.
+    They are equal if the search reached the target. Otherwise ``high`` is infinite.
     """
 
     low: float
@@ -123,12 +119,10 @@ class Bounds(NamedTuple):
 
 
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
-    """Return the cost of each search of an arm to reach the target.
+    """Return the cost of each search of an arm to reach the target, in fresh examples.
 
-    The cost of a search is the cost of its best trial, which reached the target with the fewest fresh
-    examples. If no trial reached the target, only a lower bound of the cost is known. The bound is the amount
-    that the cheapest trial used. If some trials have not ended yet, the cost is unknown, and the bounds are 0
-    and infinity.
+    The cost is that of the cheapest trial that reached it. If none did, the lower bound is the amount that
+    the cheapest trial used. While trials are unfinished, the bounds are 0 and infinity.
 
     Args:
         rows: the trials of one arm.
@@ -186,7 +180,7 @@ def ratio_words(arm: Row) -> str:
 
 
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:
-    """Return the name of the arm's baseline, or None if no rule below gives exactly one arm.
+    """Return the name of the arm's baseline, or None if it is ambiguous.
 
     An arm may name its baseline under ``baseline``. Otherwise, the candidates are the arms without echoing
     or, if there are none, the arms with echoing factor 1. These rules are tried in order:
@@ -219,12 +213,9 @@ def without_target(rows: list[Row]) -> bool:
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
     """Return the best trial of each search, in a dict whose keys are the arm and repeat of the search.
 
-    With a target, the best trial is the counted trial that reached the target with the fewest fresh examples.
-    If no trial of a search reached the target, the dict has no entry for the search.
-
-    Without a target, only trials that spent their whole budget are considered. The best trial is the one with
-    the best value of the metric at any evaluation (paper, Fig. 8). If trials are equally good, the one with
-    the lowest index is chosen.
+    With a target, the best trial is the counted trial that reached it with the fewest fresh examples.
+    Searches that missed the target are omitted. Without a target, it is the trial with the best metric at any
+    evaluation (paper, Fig. 8), among those that spent their whole budget.
     """
     merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
@@ -241,11 +232,7 @@ def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
 
 
 def best_value(search: Iterable[Row]) -> float | None:
-    """Return the best value of the target's metric over all evaluations of all counted trials.
-
-    The counted trials of a search are the non-divergent trials that it requires. The result is None if no
-    trial is counted, or if none was evaluated.
-    """
+    """Return the best value of the target's metric over all evaluations of all counted trials, or None."""
     best = min((row for row in search if row["counted"]), key=_distance, default=None)
     return None if best is None else best["best_value"]
 
@@ -253,7 +240,7 @@ def best_value(search: Iterable[Row]) -> float | None:
 def counted_cost(row: Row) -> int | None:
     """Return the number of fresh examples that a trial needed to reach the target.
 
-    The result is None if the trial missed the target, or if its row is not marked ``counted``.
+    The result is None if the trial missed the target or is not marked ``counted``.
     """
     return row["to_target_fresh_examples"] if row["counted"] else None
 
@@ -321,10 +308,7 @@ def _is_searched(key: str, rows: list[Row]) -> bool:
 
 
 def ends(rows: list[Row]) -> list[Row]:
-    """Summarize how the runs of each arm ended, for an experiment without a target.
-
-    Each search is represented by its best trial (see ``best_trials``). A search with a single trial is an
-    ordinary run.
+    """Summarize how the best trial of each search ended, per arm, for an experiment without a target.
 
     Returns:
         One dict per arm, in the order in which the arms first appear in ``rows``:

@@ -1,9 +1,4 @@
-"""Estimate how much two arms (configurations under comparison) differ, and how certain the difference is.
-
-Costs such as the number of fresh examples are positive, and their noise is multiplicative. ``cost_ratio``
-therefore works with logarithms. It compares geometric means, and returns a confidence interval for their
-ratio.
-"""
+"""Estimate how much the costs of two arms (configurations under comparison) differ, with 95 % intervals."""
 
 import math
 from collections.abc import Sequence
@@ -43,8 +38,7 @@ class Noise(NamedTuple):
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
     """Return the ratio of the geometric mean costs of an arm and its baseline, with its 95 % interval.
 
-    The interval is computed from logarithms: it is Welch's t interval of the difference between the mean log
-    costs.
+    The interval is Welch's t interval of the difference between the mean log costs.
 
     Args:
         costs: the costs of the arm's runs or searches; at least one, each above 0.
@@ -69,9 +63,7 @@ def welch_noise(
     theirs: Sequence[float] | NDArray[Any],
     least_variances: tuple[float, float] = (0.0, 0.0),
 ) -> Noise | None:
-    """Estimate the noise of the difference between two means by Welch's method (1947).
-
-    The two samples may have different variances.
+    """Estimate the noise of the difference between two means by Welch's method (1947), for unequal variances.
 
     Args:
         ours, theirs: the two samples, of finite values.

@@ -46,14 +46,10 @@ def summarize(rows: list[Row]) -> list[Row]:
 
 
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
-    """Return the columns of the table that summarizes a sweep.
+    """Return the columns of the table that summarizes a sweep, with one row per arm (configuration).
 
-    The table has one row per arm, which is one configuration under comparison. If an arm has several
-    searches, its cost is the mean over the best trials of these searches. The range covers the same trials.
-    If an arm has one search, its cost is the cost of its best trial. The range then covers all trials that
-    reached the target.
-
-    ``-`` means that an arm has no value. A column without any values is omitted.
+    An arm's cost is the mean over the best trials of its searches, and the range covers the same trials. With
+    a single search, the range covers all trials that reached the target. ``-`` marks a missing value.
 
     Args:
         rows: the trials of the sweep.
@@ -138,7 +134,7 @@ def _cost_range(arm: Row, rows: list[Row]) -> str:
 def terminal_table(columns: list[Column]) -> Any:
     """Build a table for the library rich, with the columns that fit into a terminal.
 
-    Columns that contain only zeros are left out, and other zeros are shown as ``-``.
+    Columns that contain only zeros are left out.
 
     Args:
         columns: the result of ``end_of_sweep``, whose first column contains the names of the arms.

@@ -7,11 +7,8 @@ The table looks like this::
     ["baseline", ..., 0.9491],
     ...]}
 
-To keep the file small, the table names each column only once. If a column has the same value in all rows, the
-table stores this value once, under ``same``. Each trial has its own line, so a diff shows which trial has
-changed.
-
-The folder of a sweep contains the same rows as a plain list of dicts. ``read_rows`` reads both formats.
+``same`` contains the columns with the same value in all rows. Each row is a line. The folder of a sweep
+contains the same rows as a plain list of dicts, and ``read_rows`` reads both formats.
 """
 
 from enum import StrEnum

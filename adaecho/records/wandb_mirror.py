@@ -1,13 +1,8 @@
 """Copy the records of a run, or of a sweep and its trials, to Weights & Biases (W&B) in a separate process.
 
-Importing W&B takes seconds, and its server may be slow or unreachable. Training must not wait for W&B or stop
-because of it. The training command therefore starts a separate process of low priority:
-``python -m adaecho.records.wandb_mirror FOLDER ...``. This process watches the run folders and sends new
-records to W&B.
-
-Each run folder becomes one run in W&B. The folder stores the id of this W&B run, so a resumed run continues
-the same W&B run. In mode online, each evaluation is sent as soon as it is recorded. In mode offline, the
-process writes a run to disk when the run has ended.
+The training command starts the process ``python -m adaecho.records.wandb_mirror FOLDER ...``. Each run folder
+becomes one run in W&B, and a resumed run continues it. In mode online, evaluations are sent as soon as they
+are recorded. In mode offline, a run is written to disk when it has ended.
 """
 
 import os
@@ -38,8 +33,6 @@ _ID_FILE = "wandb_id"
 @contextmanager
 def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
     """Mirror a folder to W&B during the block. If W&B fails, only a warning is printed.
-
-    After the block, the function waits up to ``FINISH_WAIT_S`` seconds for the mirror process to end.
 
     Args:
         tracking: the settings ``tracking.*``, such as project and mode.
@@ -94,13 +87,10 @@ class Mirror:
         )
 
     def send(self) -> None:
-        """Send new evaluations to W&B, with the number of fresh examples as W&B's step.
-
-        A resumed run repeats the evaluations after its last checkpoint, with identical results. The mirror
-        does not send repeated evaluations again, because the server already has them.
-        """
+        """Send new evaluations to W&B, with the number of fresh examples as W&B's step."""
         lines = RunFolder(self._folder).read_metrics()
         for line in lines[self._sent :]:
+            # A resumed run repeats evaluations that W&B already has.
             if line["fresh_examples"] >= self._run.starting_step:
                 self._run.log(line, step=line["fresh_examples"])
         self._sent = len(lines)

@@ -91,9 +91,8 @@ def build_arms(
 ) -> tuple[list[Arm], list[str]]:
     """Return the distinct arms of a sweep, and one message for each combination that was left out.
 
-    Arms are the configurations to compare. Comma lists may produce an invalid combination, such as
-    ``echo=none echo.factor=2``. If each value of this combination also occurs in a valid combination, the
-    combination is left out. Otherwise, one of the values is probably a mistake, and an error is raised.
+    Arms are the configurations to compare. Invalid combinations from comma lists, such as ``echo=none
+    echo.factor=2``, are left out if each of their values also occurs in a valid combination.
 
     Args:
         typed: the overrides on the command line.
@@ -116,6 +115,7 @@ def build_arms(
         else:
             possible.update((name, *combination))
             arms.setdefault(stable_hash(arm.to_dict(), arm.config["callbacks"]), arm)
+    # A value that occurs in no valid combination is probably a mistake.
     for parts, reason in impossible.items():
         if not possible.issuperset(parts):
             raise reason

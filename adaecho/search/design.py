@@ -1,11 +1,7 @@
-"""The design of a sweep, which defines all arms and the points of all trials before any trial runs.
+"""The design of a sweep: all configurations to compare (arms), and the hyperparameters of all their trials.
 
-An arm is one of the configurations to compare. A point is the set of hyperparameter values of one trial. Each
-search tunes one arm, and its points form a scrambled Sobol sequence from scipy.
-
-The seed of the sequence is a hash of the search seed, the content of the arm and the number of the repeat.
-The point with a given index is therefore always the same. Workers can thus run trials without coordination.
-If a trial diverges, the search replaces it with a trial at the next point of the sequence.
+Each search tunes one arm, and its points (sets of hyperparameter values) form a scrambled Sobol sequence. A
+trial that diverges is replaced by a trial at the next point.
 """
 
 import hashlib
@@ -44,7 +40,7 @@ class Axis:
     integer: bool = False
 
     def value(self, u: float) -> float | int:
-        """Return the value at position ``u`` of the axis, where 0 is the low end and 1 the high end."""
+        """Return the value at position ``u`` in [0, 1] of the axis, from its low to its high end."""
         if self.scale == "log":
             value = self.low * (self.high / self.low) ** u
         elif self.scale == "reverse_log":
@@ -91,10 +87,9 @@ class Arm:
         return config
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the arm from which the seed of its points is computed.
+        """Return the part of the config, and the axes, from which the seed of the arm's points is computed.
 
-        The content consists of the axes (ranges of the searched values) and the identity of the config (see
-        ``config.identity``). The seed, hardware settings, data path and searched values are excluded.
+        The seed, hardware settings, data path and searched values are excluded.
         """
         kept = {key: value for key, value in identity(self.config).items() if key not in _NOT_CONTENT}
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
@@ -161,10 +156,7 @@ class Design:
         return {axis.key: value for axis, value in zip(arm.axes, values, strict=True)}
 
     def trial(self, trial: TrialId) -> tuple[dict[str, Any], list[str]]:
-        """Return the config of a trial as plain dicts, and the overrides that produce it.
-
-        The overrides are those of the arm, followed by the trial's hyperparameter values and its seed.
-        """
+        """Return the config of a trial as plain dicts, and the overrides that produce it."""
         arm = next(arm for arm in self.arms if arm.name == trial.arm)
         point = self.point(arm, trial.repeat, trial.index)
         seed = trial_seed(self.seed, trial.repeat, trial.index)
@@ -214,22 +206,20 @@ class Design:
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
     """Return at least the first ``count`` points of a scrambled Sobol sequence in [0, 1)^dimensions.
 
-    The number of points is rounded up to a power of two, because otherwise the points are not balanced. A
-    longer sequence with the same seed begins with the same points.
+    The number of points is rounded up to a power of two. Longer sequences with the same seed begin with the
+    same points.
     """
     from scipy.stats import qmc  # imported here because it is slow, and workers usually do not need it
 
+    # The points are balanced only if their number is a power of two.
     engine = qmc.Sobol(dimensions, scramble=True, rng=seed)
     rows: list[list[float]] = engine.random_base2(max(count - 1, 0).bit_length()).tolist()
     return rows
 
 
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:
-    """Return the seed of a trial, in [0, 2^31).
-
-    Trials with the same repeat and index have the same seed in all arms. The arms can therefore be compared
-    in pairs of trials.
-    """
+    """Return the seed of a trial, in [0, 2^31). It is the same in all arms for the same repeat and index."""
+    # The seed ignores the arm, so that arms can be compared in pairs of trials.
     return stable_hash(search_seed, repeat, index) % 2**31
 
 

@@ -1,7 +1,6 @@
-"""Start the workers of a sweep, either as processes on this machine or as an array of Slurm jobs.
+"""Start the workers of a sweep, either as processes on this machine or as an array of Slurm jobs (submitit).
 
-The library submitit submits the Slurm jobs. The jobs continue if the submitting command ends, because workers
-write all results to the run folders.
+Slurm jobs continue if the submitting command ends.
 """
 
 import getpass
@@ -36,9 +35,7 @@ class WorkerError(UserError):
 
 
 def run_here(worker: Worker, number: int, threads: int, look: Callable[[], int]) -> None:
-    """Run worker processes on this machine until no trial is left.
-
-    If a worker dies, it is restarted. If this process ends, all workers end too.
+    """Run worker processes on this machine until no trial is left, and restart workers that die.
 
     Args:
         worker: the worker to run in each process.
@@ -161,12 +158,7 @@ def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) 
 
 
 def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
-    """Return the parameters of a job in the form that submitit expects.
-
-    If a job has several tasks, these tasks are the ranks that train a trial together. When one rank ends,
-    Slurm must not kill the others immediately, because rank 0 may still have to requeue the job. The number
-    of CPUs is passed to srun explicitly. Since Slurm 22.05, srun no longer inherits this number from sbatch.
-    """
+    """Return the parameters of a job in the form that submitit expects."""
     given = asdict(settings)
     of_slurm = ("partition", "account", "qos", "setup", "array_parallelism", "signal_delay_s")
     job = {key: given[key] for key in ("timeout_min", "cpus_per_task", "mem_gb", "gpus_per_node")}
@@ -175,6 +167,8 @@ def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
     if settings.ranks > 1:
         cpus = f"--cpus-per-task={settings.cpus_per_task}"
         job |= {"nodes": settings.nodes, "tasks_per_node": settings.tasks_per_node}
+        # When one rank ends, Slurm must not kill the others, because rank 0 may still requeue the job. Since
+        # Slurm 22.05, srun does not inherit the number of CPUs from sbatch.
         job["slurm_srun_args"] = ["--kill-on-bad-exit=0", f"--wait={_LAST_TASKS_S}", cpus]
     return {key: value for key, value in job.items() if value not in (None, [])}
 

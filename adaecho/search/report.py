@@ -169,8 +169,8 @@ def missed(rows: list[Row]) -> list[str]:
 def remarks(state: SweepState) -> list[str]:
     """Return one line for each problem that makes results incomplete or incomparable.
 
-    There are two kinds of problems. The data files of an arm may have changed between trials. A search may be
-    impossible to complete, because trials failed or too many trials diverged.
+    Problems are data files that changed between trials, and searches that failed or diverged trials prevent
+    from completing.
     """
     lines = []
     files: dict[str, set[str]] = {arm.name: set() for arm in state.design.arms}  # digests of their names
@@ -201,11 +201,7 @@ def unfinished(state: SweepState) -> list[str]:
 
 
 def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
-    """Return one warning for each arm and axis on which a best point lies in the outermost 5 %.
-
-    An axis is the range of one hyperparameter. If the best point is this close to an end, the optimum may lie
-    outside the range.
-    """
+    """Return one warning for each arm and hyperparameter whose best value lies near an end of its range."""
     axes = {arm.name: arm.axes for arm in design.arms}
     return [
         f"warning: {arm['arm']}: in {outer} of {num_best(arm)} searches the best {axis.key} lies in the "
@@ -230,14 +226,11 @@ class _Lines:
 
 
 def export(folder: Path, design: Design, rows: list[Row]) -> None:
-    """Export each search as an Optuna study, so that tools such as optuna-dashboard can show it.
+    """Export each search as an Optuna study, for tools such as optuna-dashboard.
 
-    The studies are named ``<arm>/<repeat>`` and written to the file ``optuna.journal``. The number of a trial
-    is its index in the search. The objective is the number of fresh examples to the target, or infinity if
-    the target was missed.
-
-    Diverged and failed trials have Optuna's state FAIL. Points whose trial has not ended are enqueued. Errors
-    of Optuna or of the disk only print a warning.
+    The studies are named ``<arm>/<repeat>`` and written to ``optuna.journal``. The objective is the number of
+    fresh examples to the target, or infinity if the target was missed. Diverged and failed trials have
+    Optuna's state FAIL. Unfinished trials are enqueued.
     """
     import optuna
 

@@ -14,10 +14,10 @@ from adaecho.search.design import Arm, Design, TrialId
 
 @dataclass
 class Search:
-    """One quasi-random hyperparameter search, which consists of the trials with the same arm and repeat.
+    """One quasi-random hyperparameter search: the trials with the same arm and repeat.
 
-    The search is complete when ``trials`` non-divergent trials have ended. If a trial diverges, a further
-    trial replaces it, up to ``max_diverged`` times. A failed trial is not replaced but has to be run again.
+    It is complete when ``trials`` trials have ended without diverging. Up to ``max_diverged`` diverged trials
+    are replaced by further trials. A failed trial has to be run again.
 
     Attributes:
         arm: the arm that is tuned.
@@ -52,8 +52,7 @@ class Search:
     def counted(self) -> set[int]:
         """Return the indices of the trials that count for the outcome.
 
-        Among the trials that have not diverged, the first ``trials`` are considered. Of these, the ended
-        trials count.
+        These are the ended trials among the first ``trials`` that have not diverged.
         """
         places = (index for index in self.wanted() if self.status(index) != Status.DIVERGED)
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
@@ -88,10 +87,7 @@ class SweepState:
         return self.status(trial)
 
     def refresh(self) -> None:
-        """Read the summaries of all trials that had not ended at the last call.
-
-        If a trial has diverged since then, the summary of its replacement is read too.
-        """
+        """Update the states of all trials that had not ended at the last call."""
         for (name, repeat), search in self.searches.items():
             index = 0
             while index < len(search.wanted()):
@@ -104,10 +100,7 @@ class SweepState:
         return self.search(trial).status(trial.index)
 
     def wanted(self) -> list[TrialId]:
-        """Return all trials that the searches need, in the order in which they should run.
-
-        The order alternates between arms, so all arms progress equally.
-        """
+        """Return all trials that the searches need, in the order in which they should run."""
         arms = {arm.name: number for number, arm in enumerate(self.design.arms)}
         trials = [TrialId(*key, index) for key, search in self.searches.items() for index in search.wanted()]
         return sorted(trials, key=lambda trial: (trial.repeat, trial.index, arms[trial.arm]))
@@ -120,9 +113,7 @@ class SweepState:
 def cannot_win(folder: Path, fresh_examples: int) -> bool:
     """Return whether another trial of the same search has reached the target with fewer fresh examples.
 
-    With ``search.prune=true``, the trainer calls this function after each evaluation and stops a trial that
-    can no longer be the best. The function reads the run folders of the other trials, so it works across
-    hosts.
+    With ``search.prune=true``, the trainer then stops the trial.
 
     Args:
         folder: the run folder of the trial.

@@ -95,11 +95,9 @@ def run(state: SweepState, config: DictConfig) -> bool:
 
 
 def sweep_folder(config: DictConfig, design: Design) -> Path:
-    """Return the folder of a sweep.
+    """Return the folder of a sweep: ``hydra.sweep.dir``, or a subfolder named by a hash of the design.
 
-    The folder is ``hydra.sweep.dir`` if the user has set this key or if the sweep is an experiment. Otherwise
-    it is a subfolder of ``hydra.sweep.dir`` whose name is a digest (hash) of the design, so different sweeps
-    get different folders.
+    There is no subfolder if the user has set ``hydra.sweep.dir`` or if the sweep is an experiment.
     """
     folder = Path(config.hydra.sweep.dir)
     chosen = any(str(one).startswith("hydra.sweep.dir=") for one in config.hydra.overrides.hydra)

@@ -127,11 +127,7 @@ class Worker:
         return None
 
     def _next_trials(self, number: int) -> Iterator[float | tuple[Path, dict[str, Any], list[str]]]:
-        """Yield the next trial as (folder, config, overrides), or a time in seconds to wait.
-
-        A wait is necessary while other workers run the remaining trials, because one of these trials may have
-        to be replaced or continued.
-        """
+        """Yield the next trial as (folder, config, overrides), or a time in seconds to wait."""
         folder, plain, state = Path(self.folder), None, None
         given_up: set[TrialId] = set()
         idle_since = time.monotonic()
@@ -204,12 +200,7 @@ def _train(
 
 
 def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
-    """Return whether this worker may run a trial.
-
-    It may if no other worker is running the trial and the trial has attempts left. A trial without attempts
-    left is recorded as failed. This function releases the lock of the run folder when it returns, and the
-    trainer acquires the lock again. Between these two events, another worker may start the trial.
-    """
+    """Return whether this worker should run a trial. A trial without attempts left is recorded as failed."""
     run = RunFolder(state.folder / str(trial))
     log = run.path / ATTEMPTS
     try:
@@ -217,6 +208,7 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
             if state.reread(trial) in FINISHED:
                 return False
             if _attempts(log) < MAX_ATTEMPTS:
+                # Another worker may start the trial before the trainer locks the folder again; see _begin.
                 return True
             given_up.add(trial)
             if state.status(trial) != Status.FAILED:  # its process was killed and could not record this
@@ -231,11 +223,8 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 
 
 def _begin(log: Path) -> None:
-    """Count an attempt, after the trainer has acquired the lock of the run folder.
-
-    The function checks the number of attempts again, because another worker may have started an attempt since
-    ``_claim``.
-    """
+    """Count an attempt, after the trainer has acquired the lock of the run folder."""
+    # Another worker may have started an attempt since _claim.
     if _attempts(log) >= MAX_ATTEMPTS:
         raise FolderInUseError(f"{log.parent}: another worker has started the last attempt")
     append(log, "begun\n")

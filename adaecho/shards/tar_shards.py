@@ -33,8 +33,8 @@ _TELLS_MORE = re.compile(rb" (path|size|GNU\.sparse[.\w]*)=")  # fields of an ex
 class TarShards:
     """An iterable over the examples of uncompressed tar archives, which an EchoLoader can resume exactly.
 
-    The archives are split over the ranks. If there are fewer archives than ranks, every rank reads all
-    archives and keeps only its share of the examples.
+    The archives are split over the ranks. With fewer archives than ranks, every rank reads all archives and
+    yields only its share of the examples.
 
     Args:
         shards: paths or urls: ``http(s)://``, or a protocol of fsspec. ``{000..127}`` expands to these
@@ -100,7 +100,7 @@ class TarPass:
     def position(self) -> list[int]:
         """The position of the next example, from which ``TarShards.iterate_from`` resumes.
 
-        It consists of the number of the next archive to open, the number of examples read, and, for each open
+        It lists the number of the next archive to open, the number of examples read, and, for each open
         archive, its number and the byte offset of its next example.
         """
         return [self._following, self._count, *(n for one in self._within for n in (one.number, one.byte))]

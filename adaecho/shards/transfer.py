@@ -20,8 +20,7 @@ class Transfer:
     """Read a file sequentially, starting at any byte.
 
     If a connection breaks, or the server answers with status 5xx, 408 or 429, the read is retried after
-    delays that double. If an http server ignores the requested range, the bytes before it are read and
-    discarded.
+    delays that double.
 
     Attributes:
         name: the url without secrets.

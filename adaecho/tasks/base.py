@@ -30,10 +30,7 @@ CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
-    """Return a dict with a digest (hash) of the class names in the order of their labels.
-
-    The key of the dict is CLASS_NAMES. The dict is empty if the data has no class names.
-    """
+    """Return ``{CLASS_NAMES: a hash of the ordered class names}``, or an empty dict without class names."""
     text = "\n".join(names).encode(errors="surrogatepass")
     return {CLASS_NAMES: hashlib.sha256(text).hexdigest()[:16]} if names else {}
 

@@ -1,12 +1,11 @@
 """Augment images with boxes as SSD does, and collate them to padded batches.
 
-The augmentation is described in W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and
-3.6.
+Source: W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and 3.6.
 
 An example is a dict with these entries; other entries stay unchanged:
 
 * ``image``: uint8 [H, W, 3].
-* ``boxes``: float32 [K, 4], where each box is given by its corners x1, y1, x2, y2 in pixels.
+* ``boxes``: float32 [K, 4], the corners x1, y1, x2, y2 in pixels.
 * ``labels``: int64 [K].
 """
 
@@ -34,20 +33,16 @@ _TRIES = 40
 class SSDAugment:
     """SSD's augmentation: expand, crop with regard to the boxes, resize, distort colors, flip.
 
-    Detection tasks use it as ``Task.augment``. All random numbers come from the generator that the loader
-    passes in for each repeat of an example.
-
     The crop follows torchvision's RandomIoUCrop:
 
-    1. It draws a minimum IoU from seven choices.
-    2. It draws up to 40 windows. Their sides are ``crop_scale`` times those of the image, and their ratio of
-       width to height lies in ``crop_ratio``.
-    3. It accepts the first window that contains the center of a box and has at least the minimum IoU with
-       that box. For an image without boxes, it accepts the first window with an allowed ratio.
-    4. If it accepts no window, it starts over with another minimum IoU.
+    1. Draw a minimum IoU from seven choices.
+    2. Draw up to 40 windows, with sides of ``crop_scale`` times those of the image, and a ratio of width to
+       height in ``crop_ratio``.
+    3. Accept the first window that contains the center of a box and has at least the minimum IoU with that
+       box. Without boxes, accept the first window with an allowed ratio.
+    4. If no window is accepted, start over.
 
-    After the crop, boxes whose center lies outside the window are dropped. The other boxes are clipped to the
-    window.
+    Boxes whose center lies outside the window are dropped, and the others are clipped to it.
 
     Attributes:
         size: the height and width of the resulting image, in pixels.
@@ -173,7 +168,7 @@ def turn_hue(image: Image, shift: float) -> Image:
 def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], antialias: bool) -> Image:
     """Cut a window out of an image and resize it to size x size pixels.
 
-    Pixels of the window that lie outside the image get the color ``fill``.
+    Pixels outside the image get the color ``fill``.
     """
     height, width = image.shape[:2]
     x1, y1, x2, y2 = window

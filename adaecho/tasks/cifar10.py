@@ -1,10 +1,8 @@
 """The task cifar10: classify CIFAR-10 images with ResNet-32 (paper, Table 1) or a ResNet of another depth.
 
-The augmentation pads images with 4 pixels, crops 32x32 pixels at random, and flips images horizontally at
-random. The dataset (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009) has 50,000
-training and 10,000 test images. The validation split is held out of the training images. Test images are read
-only to evaluate the test split. Training images are either loaded into memory or streamed from tar shards of
-encoded images.
+Images are padded by 4 pixels, cropped to 32x32 and flipped at random. The dataset (A. Krizhevsky, "Learning
+Multiple Layers of Features from Tiny Images", 2009) has 50,000 training and 10,000 test images. The
+validation split is held out of the training images.
 """
 
 from functools import partial

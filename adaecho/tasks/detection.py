@@ -1,11 +1,8 @@
 """The tasks coco and scenes: detect objects with SSD.
 
-The task coco uses COCO 2017 (paper, Table 1) or any other data in COCO's format. The paper states neither the
-backbone nor the image size. The task therefore follows MLPerf: it trains a ResNet-34 from scratch on images
-of 300 x 300 pixels.
-
-The task scenes needs no download and trains in seconds on one core. Its images are scenes of handwritten
-digits. A digit that appears in a validation scene never appears in a training scene.
+The task coco uses COCO 2017 (paper, Table 1) or other data in COCO's format. As in MLPerf, it trains a
+ResNet-34 from scratch on images of 300 x 300 pixels. The task scenes uses generated images of handwritten
+digits, needs no download and trains in seconds on one core.
 """
 
 from collections.abc import Callable, Sequence
@@ -122,9 +119,8 @@ def _scenes(config: Config, options: ScenesOptions) -> Parts:
 class Detector(nn.Module):
     """SSD with a first layer that normalizes pixels.
 
-    It maps images, uint8 [N, S, S, 3], to class logits [N, A, C], box codes (offsets from the default boxes)
-    [N, A, 4] and the default boxes, [A, 4]. A is the number of default boxes, and C is the number of classes
-    including the background.
+    It maps images, uint8 [N, S, S, 3], to class logits [N, A, C], offsets from the A default boxes [N, A, 4],
+    and these default boxes [A, 4]. C is the number of classes including the background.
     """
 
     def __init__(self, ssd: SSD, *, channels_last: bool) -> None:
@@ -139,18 +135,17 @@ class Detector(nn.Module):
 def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
     """Return the multibox loss of a padded batch, and the number of matched default boxes as its weight.
 
-    The weight is at least 1, so a batch without boxes does not cause a division by zero.
+    The weight is at least 1.
     """
     logits, codes, default_boxes = model(batch["image"])
     loss, positives = multibox_loss(logits, codes, batch["boxes"], batch["labels"], default_boxes)
+    # A batch without boxes must not cause a division by zero.
     return loss, positives.clamp(min=1)
 
 
 @about_one_example()
 def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
-    """Decode the image of an example of ``datasets.coco`` to uint8 [H, W, 3].
-
-    The result is a dict with the entries ``image``, ``boxes`` and ``labels``.
+    """Decode an example to a dict of ``image``, uint8 [H, W, 3], ``boxes`` and ``labels``.
 
     Raises:
         ExampleError: the image is corrupt, or its size differs from the size in the annotations.
@@ -172,8 +167,6 @@ decode_detection.thread_safe = True  # type: ignore[attr-defined]
 
 class Validation:
     """Evaluates the mean average precision on the validation split.
-
-    Each evaluation reads the images from storage again, to save memory.
 
     Args:
         images: the images and their true boxes, as ``DetectionImages`` or ``Scenes``.

@@ -1,7 +1,7 @@
-"""The task digits: classify 1,797 handwritten digits, which the package scikit-learn includes.
+"""The task digits: classify the 1,797 handwritten digits of scikit-learn, 8x8 pixels with values 0 to 16.
 
-The images have 8x8 pixels with values 0 to 16. They are the test set of E. Alpaydin and C. Kaynak, "Optical
-Recognition of Handwritten Digits" (UCI repository, 1998). The task has a validation split but no test split.
+Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits" (UCI repository, 1998). The
+task has a validation split but no test split.
 """
 
 from importlib.util import find_spec

@@ -1,8 +1,7 @@
 """The task imagenet: classify ImageNet's images with ResNet-50 (paper, Table 1).
 
 The task also works with other labelled images and with any classifier of the library timm. As in the paper,
-images are randomly resized, cropped, flipped and distorted in color. The paper does not state the strength of
-these changes.
+images are randomly resized, cropped, flipped and distorted in color.
 """
 
 from collections.abc import Iterator
@@ -96,9 +95,8 @@ def build(config: Config, options: Options) -> Task:
 def _split(config: Config, train: LabelledImages, validation: LabelledImages | None) -> tuple[Any, Any]:
     """Return the training images and the validation images.
 
-    If ``evaluate.max_examples`` limits the validation split, the function selects images at random with
-    ``data.split_seed``. A random selection is necessary because folders and tables are often sorted by class.
-    Tar shards are written in random order, so from shards it uses the first images.
+    If ``evaluate.max_examples`` limits the validation split, images are selected at random. From tar shards,
+    the first images are used.
     """
     path, most = str(config.data.path), config.evaluate.max_examples
     number, seed = config.data.validation_examples, config.data.split_seed
@@ -114,33 +112,30 @@ def _split(config: Config, train: LabelledImages, validation: LabelledImages | N
         return Subset(train.source, np.sort(rows)), Subset(train.source, others[:most])
     refuse_number(number, path)
     if isinstance(validation.source, TarShards):
+        # Shards are written in random order, so the first images are a random sample.
         return train.source, _FirstOfShards(validation.source.urls, most)
     if most is None or most >= len(validation.source):
         return train.source, validation.source
+    # Select images at random, because folders and tables are often sorted by class.
     rows = split_indices(len(validation.source), most, seed=seed)[1]
     return train.source, Subset(validation.source, np.sort(rows))
 
 
 class _FirstOfShards:
-    """The first examples of tar shards in their stored order. Each evaluation reads them again.
-
-    ``EvaluationBatches`` looks up examples by row number. Shards have no row numbers, so this class uses each
-    example itself as its row.
-    """
+    """The first examples of tar shards in their stored order. Each evaluation reads them again."""
 
     def __init__(self, urls: list[str], most: int | None) -> None:
         self._shards, self._most = TarShards(urls, shuffle=False), most
 
     def share(self, ranks: DistributedContext) -> Iterator[dict[str, Any]]:
-        """Return the examples that this rank evaluates.
-
-        If the number of examples is limited, every rank reads all of them and uses only its own part.
-        """
+        """Return the examples that this rank evaluates."""
         if self._most is not None:
+            # Every rank reads the same examples and keeps only its own part.
             return islice(self._shards, ranks.rank, self._most, ranks.world_size)
         self._shards.set_share(ranks.rank, ranks.world_size)
         return iter(self._shards)
 
+    # Shards have no row numbers, so each example is its own row.
     def __getitem__(self, row: dict[str, Any]) -> dict[str, Any]:
         return row
 

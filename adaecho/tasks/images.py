@@ -1,7 +1,6 @@
 """Code that the image classification tasks share: decoding, loss, and metrics over a split.
 
-Images remain uint8 [H, W, C] until they reach the model. The first layer of the model,
-``adaecho.models.images.Normalise``, converts them to floats.
+Images are uint8 [H, W, C] until the first layer of the model normalizes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -157,9 +157,8 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
 def entropies(examples: NDArray[Any]) -> dict[str, float]:
     """Return the unigram and the bigram entropy of these examples, in nats per predicted token.
 
-    The entropies are the cross entropies of the best unigram model and the best bigram model. They serve as
-    reference values for the cross entropy of a language model. Both models are fitted to the same examples on
-    which they are evaluated. With only a few examples, the bigram entropy is therefore too low.
+    They are the cross entropies of the best unigram and bigram models, as reference values for a language
+    model. With few examples, the bigram entropy is too low.
     """
     pairs = np.stack([examples[:, :-1].ravel(), examples[:, 1:].ravel()]).astype(np.int64)
     pairs = pairs[:, pairs[1] != PAD]

@@ -14,9 +14,8 @@ HOOKS = ("on_evaluation", "on_end")
 class Callbacks:
     """The callbacks of one run, in the order of ``config.callbacks``.
 
-    Each entry of ``config.callbacks`` names a module. The module's function ``build(config, folder)`` returns
-    the callback. An error in a callback ends the run. A callback must not use the global random generators,
-    because the rest of the run depends on the states of these generators.
+    Each entry names a module with a function ``build(config, folder)`` that returns the callback. An error in
+    a callback ends the run. A callback must not use the global random generators.
 
     Args:
         config: the run's config.

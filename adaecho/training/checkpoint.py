@@ -1,7 +1,4 @@
-"""Write and read checkpoints, and save and restore the states of the global random generators.
-
-Checkpoints contain no pickled code, so loading one cannot execute code.
-"""
+"""Write and read checkpoints without pickled code, and restore the global random generators."""
 
 import io
 import random

@@ -18,9 +18,7 @@ from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
-    """Return the configured device. With ``device=auto``, the device is a GPU if one is available.
-
-    If several ranks run on a host, each rank uses a different GPU.
+    """Return the configured device. ``device=auto`` selects a GPU if one is available, one per rank.
 
     Raises:
         ConfigError: no GPU is available for ``device=cuda``, or a host has fewer GPUs than ranks.
@@ -87,10 +85,7 @@ def measure(
     precision: str,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Evaluate a model on a split and return the metrics.
-
-    All ranks return the metrics of rank 0. Afterwards, the model is still in eval mode.
-    """
+    """Evaluate a model on a split and return rank 0's metrics. The model is left in eval mode."""
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
     with autocast(device, precision), torch.inference_mode():

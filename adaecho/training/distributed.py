@@ -1,7 +1,4 @@
-"""A training step on one or several ranks.
-
-Each rank trains on a part of every batch. Gradients and batch-norm statistics are averaged over ranks.
-"""
+"""A training step on one or several ranks, each of which trains on a part of every batch."""
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
@@ -20,10 +17,7 @@ from adaecho.training.device import autocast
 
 
 def share_of(config: Config, world_size: int) -> Config:
-    """Return the config of one rank, with its part of every batch and of the shuffle buffer.
-
-    In a run's config, ``batch_size`` and ``echo.shuffle_buffer`` count the examples of all ranks together.
-    The same config therefore describes the same training for any number of ranks.
+    """Return the config for one rank, with ``batch_size`` and ``echo.shuffle_buffer`` reduced to its share.
 
     Raises:
         ConfigError: the batch cannot be split evenly over the ranks and their micro-batches.
@@ -46,17 +40,14 @@ def num_passes(config: Config) -> int:
 
 
 def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.device) -> nn.Module:
-    """Wrap the model so that its gradients are averaged over ranks during the backward pass.
-
-    The wrapper assumes a static graph, because the losses of a task always use the model in the same way. It
-    does not synchronize buffers such as the statistics of batch norm; ``average_statistics`` averages these.
-    """
+    """Wrap the model so that its gradients, but not its buffers, are averaged over ranks."""
     if ranks.is_alone:
         return model
     gpus = [device.index] if device.type == "cuda" else None
     # torch 2.14 renamed this argument of DistributedDataParallel, and warns about the old name.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    # A task's losses always use the model in the same way, so the graph is static.
     return DistributedDataParallel(model, gpus, static_graph=True, gradient_as_bucket_view=True, **options)
 
 
@@ -76,11 +67,9 @@ class MeanLoss:
         self._model = synchronized(model, ranks, device)
 
     def backward(self, micro_batches: list[Batch]) -> torch.Tensor:
-        """Compute the gradient of the mean loss, and return this rank's share of the loss.
+        """Compute the gradient of the mean loss over all ranks, and return this rank's share of the loss.
 
-        The summed loss of each micro-batch is divided by the total weight of all micro-batches of all ranks.
-        The weight is, for example, the number of unmasked tokens or of boxes. The result therefore does not
-        depend on how tokens or boxes are distributed over micro-batches.
+        The loss is divided by the total weight, for example the number of unmasked tokens or of boxes.
         """
         weight = self._task.weight
         if weight is None:
@@ -123,17 +112,14 @@ class MeanLoss:
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, ranks: DistributedContext) -> None:
-    """Average the running means and variances of batch norm over ranks, before an evaluation.
-
-    Between evaluations, each rank updates its statistics only from its own examples. The averaged variance is
-    too small, because it neglects the differences between the means of the ranks.
-    """
+    """Average the running means and variances of batch norm over ranks, before an evaluation."""
     found = [
         getattr(module, name, None) for module in model.modules() for name in ("running_mean", "running_var")
     ]
     statistics = [statistic for statistic in found if isinstance(statistic, torch.Tensor)]
     if ranks.is_alone or not statistics:
         return
+    # The mean variance is too small, because it neglects differences between the means of the ranks.
     total = ranks.sum(torch.cat([statistic.reshape(-1) for statistic in statistics])) / ranks.world_size
     parts = torch.split(total, [statistic.numel() for statistic in statistics])
     for statistic, part in zip(statistics, parts, strict=True):

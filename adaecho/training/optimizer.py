@@ -14,12 +14,9 @@ from adaecho.errors import ConfigError
 
 
 class EagerSGD(torch.optim.SGD):
-    """torch's SGD without the decorators that support ``torch.compile``.
+    """torch's SGD without support for ``torch.compile``. The resulting weights are equal bit for bit."""
 
-    At their first call, these decorators import the compiler, which takes as long as importing torch itself.
-    The resulting weights equal those of torch's SGD bit for bit.
-    """
-
+    # torch's decorators import the compiler at their first call, which takes as long as importing torch.
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
     zero_grad = unwrap(torch.optim.SGD.zero_grad)
     add_param_group = unwrap(torch.optim.SGD.add_param_group)
@@ -113,10 +110,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
 
 
 def average_of(model: nn.Module, decay: float) -> AveragedModel:
-    """Return an exponential moving average of the model's weights, in eval mode.
+    """Return an exponential moving average of the model's weights and buffers, in eval mode.
 
-    After each step, ``average = decay * average + (1 - decay) * weights``. The average is initialized with
-    the weights after the first step. The running statistics of batch norm are averaged too.
+    After each step, ``average = decay * average + (1 - decay) * weights``. The average starts from the
+    weights after the first step.
 
     Source: B. Polyak and A. Juditsky 1992; computed by torch's ``AveragedModel``.
     """
@@ -129,10 +126,6 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
 def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
     """Split a batch into micro-batches: the k-th micro-batch has every ``count``-th example, starting at k.
 
-    The copies of an echoed example are often adjacent in a batch. This split puts adjacent copies into
-    different micro-batches. AdaScale compares the gradients of micro-batches, so its gain then reflects that
-    the copies have similar gradients.
-
     Args:
         batch: tensors with examples along the first axis, and lists with one item for each example.
         count: number of micro-batches; if it is 1, the batch is returned unchanged.
@@ -141,6 +134,8 @@ def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
     Raises:
         ConfigError: the first axis of a tensor, or a list, does not have ``num_examples`` items.
     """
+    # Adjacent copies of an echoed example go to different micro-batches, so AdaScale's gain reflects that
+    # their gradients are similar.
     return [batch] if count == 1 else [_every(batch, first, count, num_examples) for first in range(count)]
 
 

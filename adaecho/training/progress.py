@@ -63,9 +63,8 @@ def is_at_chance(
 ) -> bool:
     """Return whether a run is still no better than guessing, although it had enough budget to improve.
 
-    The result is true if two conditions hold. The run has read the share ``target.chance_share`` of its
-    budget of fresh examples. No evaluation was better than ``target.chance_level``, the metric of a model
-    that guesses.
+    This holds if no evaluation beat ``target.chance_level`` in the share ``target.chance_share`` of the
+    budget of fresh examples.
     """
     target, budget = config.target, config.max_fresh_examples
     if target.chance_level is None or budget is None or fresh_examples < target.chance_share * budget:
@@ -90,21 +89,14 @@ def budget_spent(config: Config, steps: int, fresh_examples_ahead: float, train_
 
 
 def is_finished(summary: dict[str, Any], config: Config) -> bool:
-    """Return whether a run needs no more training under the budgets of ``config``.
-
-    If a run ended because its budget was spent, it needs more training as soon as a budget in ``config`` has
-    changed.
-    """
+    """Return whether a run needs no more training under the budgets of ``config``."""
     if summary["status"] == Status.BUDGET_SPENT:
         return bool(summary.get("budgets") == {key: getattr(config, key) for key in BUDGETS})
     return summary["status"] in FINISHED
 
 
 class ProgressLog:
-    """Print the progress of a run: first after 5 s, then at intervals that double up to 60 s.
-
-    The log reads nothing from the device, because a read would wait for the device and slow down the run.
-    """
+    """Print the progress of a run: first after 5 s, then at intervals that double up to 60 s."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -27,10 +27,8 @@ class WaitEndedError(KeyboardInterrupt):
 class Interrupt:
     """A context that records signals instead of stopping the process, so the training loop can end cleanly.
 
-    A signal may arrive in the middle of an update, so the handler only sets ``signal``. Inside ``waiting``,
-    where no work can be lost, the first signal raises ``WaitEndedError``. A second Ctrl-C raises this error
-    anywhere. Python allows signal handlers only in the main thread, so in other threads the context has no
-    effect.
+    Inside ``waiting``, the first signal raises ``WaitEndedError``. A second Ctrl-C raises it anywhere. The
+    context has an effect only in the main thread.
 
     Attributes:
         signal: number of the first signal; 0 before any signal.
@@ -52,11 +50,7 @@ class Interrupt:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal end the block at once, even if the signal arrived before the block.
-
-        The block may only wait for data or build objects, because a signal discards the work inside the
-        block.
-        """
+        """Let a signal end the block at once, even if it arrived before. The block's work is lost."""
         self._is_waiting = True
         try:
             if self.signal:
@@ -67,6 +61,7 @@ class Interrupt:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         is_second = self.signal != 0
+        # Outside `waiting`, a signal may arrive in the middle of an update, so it is only recorded.
         self.signal = self.signal or number
         if self._is_waiting or (is_second and number == signal.SIGINT):
             raise WaitEndedError(self.signal)

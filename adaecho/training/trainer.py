@@ -34,9 +34,7 @@ LOSS_CHECK_STEPS = 20
 class Trainer:
     """Train one run: hold the state that a checkpoint contains, and run the training loop.
 
-    Each rank has its own trainer, and all trainers must make the same decisions. Decisions therefore depend
-    only on values that all ranks share: counts summed over ranks, a signal on any rank, and rank 0's timers,
-    time budget and pruning.
+    Each rank has its own trainer.
 
     Args:
         config: the run's config.
@@ -132,13 +130,9 @@ class Trainer:
             self.clocks.stop(self.device)
 
     def _warm_up(self, batch: Batch) -> None:
-        """Run two forward and backward passes that have no effect on the run and are not timed.
-
-        The first pass compiles the model. The second pass makes a resumed run equal to an uninterrupted run.
-        After two passes, DistributedDataParallel with a static graph changes the order in which it sums
-        gradients. For three or more ranks, this order changes the rounding. Without the warm-up, a resumed
-        run would again start with the initial order.
-        """
+        """Run two forward and backward passes that have no effect on the run and are not timed."""
+        # After two passes, a static DistributedDataParallel sums gradients in a different order. The warm-up
+        # gives a resumed run the same order as an uninterrupted run.
         rng, model = rng_state(self.device), self.model
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with self.clocks.uncounted(self.device):
@@ -157,6 +151,7 @@ class Trainer:
         with self.loader.paused(), self.clocks.uncounted(self.device):
             yield
 
+    # All ranks must make the same decisions, so decisions use only values that all ranks share.
     def _agree(self) -> tuple[int, float, float] | None:
         """Wait until every rank has its next batch, and exchange the numbers that decide about the next step.
 
@@ -245,10 +240,10 @@ class Trainer:
         return self.schedule.rate(self.progress.steps)
 
     def gain(self) -> dict[str, float | None]:
-        """Return the values of AdaScale that are recorded, or an empty dict without AdaScale.
+        """Return AdaScale's recorded values, or an empty dict without AdaScale.
 
-        The values are the gain, its two averages, tau (scale-invariant steps) in steps and in fresh batches,
-        and the gradient noise scale in examples. The noise scale is None if it is not finite.
+        They are the gain, its two averages, tau (scale-invariant steps) in steps and in fresh batches, and
+        the gradient noise scale in examples (None if not finite).
         """
         if self.adascale is None:
             return {}
@@ -306,10 +301,7 @@ class Trainer:
         return None
 
     def evaluate_end(self) -> Status:
-        """Evaluate at the end of the budget, unless the model has just been evaluated, and return the status.
-
-        The status is ``reached`` if this last evaluation meets the target.
-        """
+        """Evaluate at the end of the budget, unless the model was just evaluated, and return the status."""
         status = self._evaluate() if self._losses or not self.progress.evaluations else None
         return Status.BUDGET_SPENT if status in (None, Status.PRUNED) else status
 
@@ -322,10 +314,7 @@ class Trainer:
             return metrics
 
     def at_end(self) -> dict[str, Any]:
-        """Return the fields that the task adds to the summary of a finished run, for example generated text.
-
-        The time to compute these fields counts as evaluation time.
-        """
+        """Return the fields that the task adds to a finished run's summary, such as generated text."""
         at_end = self.task.at_end
         if at_end is None:
             return {}
@@ -375,9 +364,9 @@ class Trainer:
         return {**asdict(self.clocks), "wait_time_s": self.loader.wait_time_s}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines all later steps, without pickled code.
+        """Return the state that determines all later steps, with one entry per rank under ``ranks``.
 
-        All ranks must call this method. The result contains the state of each rank under ``ranks``.
+        All ranks must call this method.
         """
         consolidate = getattr(self.optimizer, "consolidate_state_dict", None)
         if consolidate is not None:  # it is a ZeroRedundancyOptimizer, perhaps inside AdaScale

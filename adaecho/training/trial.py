@@ -45,11 +45,8 @@ def run_trial(
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or resume the run in ``folder``.
 
-    A finished run is not trained again. A run that diverged counts as finished.
-
-    A signal ends the run with a checkpoint and the status ``preempted``. The next call resumes from this
-    checkpoint. If a signal arrives when the final status is already determined, the status does not change.
-    The summary then only reports the signal, as ``signal``.
+    A finished or diverged run is not trained again. A signal ends the run with a checkpoint and the status
+    ``preempted``, and the next call resumes from it.
 
     Args:
         config: a validated config.

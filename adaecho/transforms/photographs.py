@@ -4,9 +4,7 @@
         dataset, 256, decode=DecodeImage(), augment=RandomResizedCrop(224, brightness=0.4), num_workers=2
     )
 
-The transforms release the GIL, so several threads can process images in parallel. They need
-opencv-python-headless (the extra ``images``). OpenCV decodes JPEG faster than Pillow and yields identical
-pixels.
+They need opencv-python-headless (the extra ``images``) and run in parallel in threads.
 """
 
 import math
@@ -51,10 +49,8 @@ _TRIES = 10
 class DecodeImage:
     """A ``decode`` function for encoded images in any format that OpenCV reads.
 
-    Images are rotated according to their EXIF orientation. Gray and CMYK images are converted to RGB.
-
-    All repeats of an image share the same read-only memory. ``torch.from_numpy`` ignores the read-only flag,
-    so an ``augment`` function must not write into a tensor created this way.
+    Images are rotated according to EXIF and converted to RGB. All repeats of an image share the same memory,
+    so an ``augment`` function must not write into it.
 
     Attributes:
         field: where an example contains the image: the key of a dict, the index of a tuple, or None if the
@@ -160,26 +156,18 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """An ``augment`` function for decoded images: random resized crop, horizontal flip and colour jitter.
+    """An ``augment`` function for uint8 images: random resized crop, horizontal flip and color jitter.
 
-    Input and output are uint8.
-
-    The crop follows torchvision's RandomResizedCrop. It draws an area uniformly from ``scale`` (a fraction of
-    the image's area) and a ratio of width to height log-uniformly from ``ratio``. If the crop does not fit
-    into the image, it draws again, at most ten times in total. If no crop fits, it uses the largest central
-    crop with an allowed ratio.
+    The crop follows torchvision's RandomResizedCrop. The area is uniform in ``scale``, and the ratio of width
+    to height log-uniform in ``ratio``.
 
     The jitter follows torchvision's ColorJitter, with factors uniform in [1 - value, 1 + value]. The factors
-    b of brightness, c of contrast and s of saturation form a single affine map of a pixel x::
+    b of brightness, c of contrast and s of saturation map a pixel x to::
 
         b (c (s x + (1 - s) g(x)) + (1 - c) m)
 
-    Here g(x) is the gray value of the pixel, and m is the mean gray value of the crop. Without clipping, this
-    map equals the three steps applied in any order.
-
-    The result is rounded and clipped to [0, 255] only once. Implementations that round and clip after each
-    step differ from it by one or two gray levels. The difference is larger if an intermediate value leaves
-    [0, 255].
+    Here g(x) is the gray value of the pixel, and m is the mean gray value of the crop. The result is rounded
+    and clipped to [0, 255] only once.
 
     Attributes:
         size: height and width of the result, in pixels.
@@ -237,11 +225,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """A center crop for evaluation: a square with ``share`` of the shorter side, resized to ``size`` pixels.
-
-    With ``size=224``, the default share of 0.875 corresponds to resizing the shorter side to 256 pixels and
-    cropping 224.
-    """
+    """A center crop for evaluation: a square with ``share`` of the shorter side, resized to ``size``."""
 
     size: int = 224
     share: float = 0.875

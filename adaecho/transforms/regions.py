@@ -1,7 +1,6 @@
 """Decode a rectangular region of a JPEG on the CPU with nvImageCodec (the extra ``regions``).
 
-Neither a GPU nor CUDA is needed. The pixels equal those that OpenCV yields for the same region of the whole
-image.
+The pixels equal those of OpenCV.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ def decode_region(
 ) -> NDArray[np.uint8] | None:
     """Decode a region of a JPEG, uint8 [height, width, 3], or return None if it can't be decoded.
 
-    Check the file with ``whole_jpeg_size`` first, because a truncated file is decoded without an error.
+    Check the file with ``whole_jpeg_size`` first: a truncated file is decoded without an error.
     """
     decoders = _decoders()
     assert decoders is not None
@@ -41,7 +40,7 @@ def decode_region(
 
 
 def whole_jpeg_size(content: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Return height and width of a JPEG if it is complete, in color and upright by its EXIF, else None."""
+    """Return height and width of a complete, upright color JPEG, else None."""
     head = content[:4096].tobytes()  # EXIF is the first segment, or comes right after JFIF
     if head[:2] != b"\xff\xd8" or content[-2:].tobytes() != b"\xff\xd9":
         return None

@@ -1,8 +1,4 @@
-"""Pad, crop and flip small images, many images at a time.
-
-The random numbers of an image depend only on its example, so the result does not depend on which images are
-processed together.
-"""
+"""Pad, crop and flip small images, many images at a time."""
 
 import threading
 from dataclasses import dataclass
@@ -86,11 +82,10 @@ class _Scratch(threading.local):
         self._layout: tuple[int, ...] = ()
 
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
-        """Pad images, and return a view of all runs of bytes that can be a crop: [block, 2 p (W + 1) + 1].
+        """Pad images, and return views of their bytes that contain all crops: [block, 2 p (W + 1) + 1].
 
-        Here p is the padding. A run has H W C bytes, and runs overlap. The crop whose corner in the padded
-        image is (top, left) is run number top W + left. In this run, columns outside the image contain pixels
-        of an adjacent row. The mask ``inside`` sets these pixels to zero.
+        Here p is the padding. The crop whose corner in the padded image is (top, left) has the index top W +
+        left. It still needs the mask ``inside``.
         """
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
@@ -98,6 +93,7 @@ class _Scratch(threading.local):
         self._images[:number] = images.reshape(number, -1)
         return self._runs
 
+    # Where a crop leaves the image, its bytes are pixels of an adjacent row. The mask sets them to zero.
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return a mask of the crops with these left edges: 255 inside the image, 0 outside."""
         # mode="clip", because mode="raise" would need a second buffer.
@@ -128,10 +124,7 @@ def _pad_and_crop(
     left: NDArray[np.int64],
     order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Crop the padded images, and reorder them by ``order``.
-
-    A crop is one contiguous run of bytes of the padded image, so a single copy suffices for each crop.
-    """
+    """Crop the padded images, and reorder them by ``order``."""
     width = images.shape[2]
     runs = _scratch.pad(images, padding)
     cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)

@@ -1,8 +1,4 @@
-"""Checks of the functions that the user passes to a loader, and the stage at which each function runs.
-
-The random numbers of an augmentation depend only on three numbers. These are the seed, the number of the
-example in reading order, and the index of its repeat.
-"""
+"""Checks of the functions that the user passes to a loader, and the stage at which each function runs."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -28,15 +24,12 @@ _ONCE = 0x6F6E63655F666F72
 class Augmentation:
     """A user's augmentation in one of three forms.
 
-    * An object with a method ``augment.block(arrays, keys)`` augments n examples in one call. The method
-      receives arrays [n, ...] nested like an example, and one key per example, uint64 [n]. It returns arrays
-      in the same nesting. It computes random numbers from the keys with ``adaecho.echo.order.keyed``. If an
-      object has this method, the loader uses it.
+    * ``augment.block(arrays, keys)`` augments n examples in one call. It receives arrays [n, ...] nested like
+      an example, and one key per example, uint64 [n], from which ``adaecho.echo.order.keyed`` computes random
+      numbers. It returns arrays in the same nesting. It is used if it exists.
     * ``augment(example, rng)`` receives a NumPy generator that depends only on the example and its repeat.
-    * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``. The loader seeds
-      them before each example and restores them afterwards, so this form is slower.
-
-    If the augmentation raises an error, the loader adds a note to it that names the example.
+    * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``, which the loader
+      seeds before each example and restores afterwards. This form is slower.
 
     Args:
         augment: an augmentation in one of these forms.
@@ -92,17 +85,15 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
 def says_thread_safe(function: Any) -> bool:
     """Return whether several threads may call a function at the same time.
 
-    They may if the function declares ``thread_safe = True``, or if it has a vectorised ``block``. For a
-    method, its object may contain the declaration.
+    They may if the function or its object declares ``thread_safe = True``, or if it has a vectorised
+    ``block``.
     """
     owner = getattr(function, "__self__", None)
     return hasattr(function, "block") or any(getattr(one, "thread_safe", False) for one in (function, owner))
 
 
 def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]:
-    """Return the list of augmentations that the argument ``augment`` describes.
-
-    The list is empty for None, has two entries for a pair ``(once, each_time)``, and one entry otherwise.
+    """Return the augmentations in the argument ``augment``: none, one, or a pair ``(once, each_time)``.
 
     Raises:
         ValueError: the argument is a tuple of another length, or contains no valid augmentation.
@@ -137,7 +128,7 @@ def one_by_one(
 ) -> list[Any]:
     """Call ``make`` for each item, with the arguments in ``given``, and return the results.
 
-    If a call raises an error, a note that names the example is added to the error.
+    A note that names the example is added to an error.
     """
     made: list[Any] = []
     try:

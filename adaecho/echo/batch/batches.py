@@ -45,12 +45,8 @@ class Batch:
 class Collator:
     """Turns lists of examples into batches with the user's function.
 
-    Several threads build batches. By default only one of them at a time calls the function, because the
-    function may not be thread-safe. A Hugging Face tokenizer, for example, stores the length of its last
-    call. If the function declares ``thread_safe = True``, threads call it in parallel.
-
-    The function must not use the global random generators, because the training step may use them at the same
-    time. If the function accepts two arguments, the second is a generator seeded for the batch.
+    Only one thread at a time calls the function, unless it declares ``thread_safe = True``. It must not use
+    the global random generators. If it accepts two arguments, the second is a generator seeded for the batch.
 
     Args:
         collate: function that turns a list of examples into a batch; None for the default.
@@ -61,6 +57,7 @@ class Collator:
     def __init__(self, collate: Callable[..., Any] | None, seed: int, origin: Origin) -> None:
         self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
         self._collate: Callable[..., Any] = pytree.collate if collate is None else collate
+        # A tokenizer of Hugging Face, for example, stores the length of its last call.
         safe = collate in (None, default_collate, default_convert) or says_thread_safe(collate)
         self._turn: Any = nullcontext() if safe else threading.Lock()
         self._takes_rng = collate is not None and arguments_of(collate, "collate")[1] == 2
@@ -148,8 +145,7 @@ class Batches:
     def claim(self) -> tuple[Outputs, Any] | None:
         """Take the examples of the next batches from the pool, or return None at the end of the iteration.
 
-        Only one thread at a time calls this, so the order of the batches is fixed. ``work`` may run in many
-        threads.
+        Only one thread at a time may call this, but many may call ``work``.
         """
         outputs = self._stage.take(self._group * self.making.batch_size)
         return (outputs, self._pool.take(outputs.rows, outputs.items)) if len(outputs) else None
@@ -181,9 +177,6 @@ class Batches:
 
 class EchoedBatches:
     """The last stages of batch echoing: ... > batch > echo [> shuffle batches] (paper, section 3).
-
-    An ``order.stage.EchoStage`` decides which batch comes next. This object stores the batches for that
-    stage, as its pool.
 
     Args:
         fresh: function that returns the next fresh batch; None at the end of the iteration.

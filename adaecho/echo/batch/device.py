@@ -12,9 +12,7 @@ from adaecho.echo.memory.pytree import children, with_children
 class ToDevice:
     """Copies batches to a device in the loader's threads.
 
-    For a CUDA device, a batch is first copied to pinned memory. A separate CUDA stream then copies it to the
-    device, during the training step on the previous batch. Batch echoing repeats batches on the device, so
-    each batch is transferred only once.
+    For a CUDA device, batches pass through pinned memory, in a separate CUDA stream during the training step.
 
     Args:
         device: target device; None leaves batches unchanged.
@@ -54,11 +52,11 @@ class ToDevice:
     def received(self, batch: Any) -> None:
         """Tell torch that the stream of the calling thread uses the memory of this batch.
 
-        The thread that receives the batch must call this. Otherwise torch could reuse the memory for the next
-        copy while the training step still reads it.
+        The thread that receives the batch must call this.
         """
         if not self._cuda:
             return
+        # Otherwise torch could reuse the memory for the next copy while the step still reads it.
         stream = torch.cuda.current_stream(self._device)
         # A loader's thread may have cloned this repeat on the default stream, which must finish first.
         stream.wait_stream(torch.cuda.default_stream(self._device))
@@ -98,9 +96,8 @@ def batch_length(batch: Any) -> int:
 
     * Array or tensor: its leading length.
     * Mapping or tuple: the leading length of its first array. If it has no array, the length of its first
-      mapping, tuple or list, which has one entry per example.
-    * List of arrays with the same leading length: this leading length, because ``default_collate`` builds
-      lists with one array per field.
+      mapping, tuple or list.
+    * List of arrays with the same leading length, as from ``default_collate``: this leading length.
     * Any other list: the length of the list.
 
     Raises:

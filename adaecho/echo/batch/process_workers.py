@@ -1,15 +1,7 @@
 """Worker processes that read, cache, decode and augment examples.
 
-The worker that reads an example caches it until its last repeat. Only augmented examples therefore leave a
-worker. The loader's process handles tokens instead of examples. A token combines the serial number of an
-example with the number of the worker that caches it.
-
-The order of batches depends only on serial numbers, so the batches are bit for bit the same as without
-processes. The loader's process reads an iterable itself and sends the examples to the workers.
-
-Workers are forked, not spawned. The main script is therefore not imported again, and only requests and
-answers must be pickled. Large arrays return through shared memory. A worker ends when its pipe is closed, or
-when its parent ends.
+Each example stays in one worker until its last repeat, and only augmented examples are sent to the loader's
+process. A token refers to an example by its serial number and the number of its worker.
 """
 
 import copyreg
@@ -58,10 +50,8 @@ class ProcessDiedError(RuntimeError):
 
 
 def can_fork() -> bool:
-    """Return whether this process can fork workers.
-
-    Libraries of macOS do not work after a fork, and Python does not let daemon processes have children.
-    """
+    """Return whether this process can fork workers."""
+    # Libraries of macOS do not work after a fork. Daemon processes may not have children.
     forks = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
     return forks and not multiprocessing.current_process().daemon
 
@@ -80,17 +70,19 @@ class WorkerProcess:
         make: function that is called in the new process and returns the handler of requests.
         others: workers that were forked earlier. The new process must close their pipes.
         slots: number of answers whose arrays may be in shared memory at the same time.
-        slot_bytes: size of each slot in bytes. Unused memory is free, because the operating system provides
-            a page only at its first write.
+        slot_bytes: size of each slot in bytes.
     """
 
     def __init__(
         self, make: Callable[[], Handler], others: Sequence["WorkerProcess"], *, slots: int, slot_bytes: int
     ) -> None:
+        # Unused memory is free, because the operating system provides a page only at its first write.
         self._memory = mmap.mmap(-1, slots * slot_bytes)
         self._sending, self._sent, self._waiting = threading.Lock(), 0, dict[int, Ticket]()
         self.closed = self._ended = False
+        # A thread that waits for one answer must not delay the others.
         self._receiver = threading.Thread(target=self._receive, name="adaecho-answers", daemon=True)
+        # With fork, the main script is not imported again, and only requests and answers must be pickled.
         context = multiprocessing.get_context("fork")
         self._connection, self._there = context.Pipe()
         held = [self._connection, *(other._connection for other in others)]
@@ -119,12 +111,13 @@ class WorkerProcess:
     def send(self, slot: int, *request: Any) -> Ticket:
         """Send a request and return the queue that will receive its answer.
 
-        The main thread must not call this, since an interrupt could split the message.
+        The main thread must not call this.
 
         Args:
             slot: slot for the arrays of the answer.
             request: "read" or "made", followed by the arguments.
         """
+        # An interrupt in the main thread could split the message.
         ticket = Ticket()
         with self._sending:
             number = self._sent = self._sent + 1
@@ -139,11 +132,7 @@ class WorkerProcess:
         return ticket
 
     def _receive(self) -> None:
-        """Put each answer into the queue of its request, until the process ends.
-
-        This runs in a separate thread, so that no answer is delayed by a thread that waits for a different
-        answer.
-        """
+        """Put each answer into the queue of its request, until the process ends."""
         with suppress(EOFError, OSError):
             while True:
                 number, *answer = pickle.loads(self._connection.recv_bytes())
@@ -257,10 +246,7 @@ def _serve(
 
 
 def _listen(connection: Any, arrived: Requests, parent: int) -> None:
-    """Receive requests as soon as they arrive, so that the sender never has to wait.
-
-    The process ends when its parent ends.
-    """
+    """Receive requests as soon as they arrive, and end the process when its parent ends."""
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
@@ -430,11 +416,8 @@ class WorkerProcesses:
         return tokens
 
     def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
-        """Request the augmented examples for these tokens from the workers.
-
-        If an example is requested for the last time, the request says so. The worker then deletes the example
-        from its cache.
-        """
+        """Request the augmented examples for these tokens from the workers."""
+        # A worker deletes an example from its cache after its last use.
         last = np.zeros(len(tokens), dtype=bool)  # [n]
         for index, token in enumerate(tokens.tolist()):
             self._left[token] -= 1

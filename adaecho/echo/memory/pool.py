@@ -13,10 +13,7 @@ Examples = Columns | list[Any]
 
 
 class ResidentPool:
-    """A pool for arrays that are already in memory.
-
-    The pool stores no copies. It reads examples directly from the rows of the source.
-    """
+    """A pool without copies, which reads arrays in memory directly from the source."""
 
     def __init__(self, source: Columns) -> None:
         self._source = source
@@ -31,13 +28,11 @@ class ResidentPool:
 class ExamplePool:
     """A pool that stores each example once, and counts how many of its repeats remain.
 
-    If all examples have the same shape and type, the pool stores them as rows of arrays. When an example with
-    a different shape or type arrives, the pool switches to one object per example.
+    Examples of the same shape and type are stored as rows of arrays, others as one object each.
 
     Args:
         slots: number of slots in the shuffle buffer whose examples the pool stores.
-        spare: number of further rows. Unused rows need no memory, because the operating system provides a
-            page only at its first write.
+        spare: number of further rows.
     """
 
     def __init__(self, slots: int, spare: int) -> None:
@@ -90,6 +85,7 @@ class ExamplePool:
             self._singles += [None] * more
         else:
             for index, array in enumerate(self._columns.arrays):
+                # Unused rows need no memory, because the operating system provides a page at its first write.
                 grown = np.empty((capacity, *array.shape[1:]), array.dtype)  # array: [old capacity, ...]
                 grown[: len(array)] = array
                 self._columns.arrays[index] = grown
@@ -111,8 +107,7 @@ class ExamplePool:
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
         """Return the examples in n rows, and decrease the remaining uses of each by one.
 
-        When an example has no remaining uses, its row can store a new example. The returned examples share no
-        memory with the pool or with each other.
+        The returned examples share no memory with the pool or with each other.
         """
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times

@@ -1,9 +1,7 @@
 """Stack, copy and batch examples, which may be nested.
 
-Examples of the same shape are stacked into arrays, because copying examples one by one would be slow. Only
-data that an array reproduces exactly is stacked: plain tensors, arrays, numbers, and dicts, lists, tuples and
-named tuples of these. Other examples remain separate objects, for example those that contain a
-``tv_tensors.Mask``, an ``OrderedDict`` or a masked array.
+Plain tensors, arrays, numbers, and dicts, lists, tuples and named tuples of these are stacked if their shapes
+are equal. Other examples remain separate objects.
 """
 
 import copy
@@ -215,10 +213,7 @@ def stack(examples: Sequence[Any]) -> Columns | None:
 
 
 def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
-    """Append a column [n, ...] for each leaf of the first value.
-
-    The result is False if another value has a different form.
-    """
+    """Append a column [n, ...] for each leaf of the first value; return False if another value differs."""
     kinds = set(map(type, values))
     if form.kind not in _CONTAINERS:
         # Arrays, and NumPy scalars of one class, need no conversion, which would take longer than the copy.
@@ -269,10 +264,7 @@ def duplicate(value: Any) -> Any:
 
 
 def with_own_arrays(value: Any) -> Any:
-    """Return an example in which all arrays and tensors in dicts, lists and tuples are copies.
-
-    Other objects are shared with the original example.
-    """
+    """Return an example with copies of all arrays and tensors in its dicts, lists and tuples."""
     return _copied(value, lambda other: other)
 
 
@@ -341,7 +333,7 @@ _spare: dict[int, deque[NDArray[np.uint8]]] = {}
 
 
 class _Lease:
-    """The owner of a block of memory, which can be reused after the last array that views it is deleted."""
+    """The owner of a block of memory, which is reused after all arrays that view it are deleted."""
 
     def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
         self._block, self._spare = block, spare
@@ -352,10 +344,7 @@ class _Lease:
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an uninitialised array (like ``np.empty``) in a recycled block of memory.
-
-    The block is reused after the array and all its views are deleted.
-    """
+    """Return an uninitialised array (like ``np.empty``), which may reuse the memory of deleted arrays."""
     dtype = np.dtype(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _LEAST_BYTES:

@@ -1,18 +1,10 @@
 """Random numbers that depend only on a key and never on the order of calls.
 
-Each random number is a hash of its key. The key consists of the seed, the serial number of a fresh example,
-the echo index and the purpose:
+A key combines the seed, the serial number of a fresh example in reading order, the index of its repeat (0 for
+the first use), and a constant for the purpose of the random number. It is hashed with the finaliser of
+SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
-* The serial number counts the fresh examples in reading order.
-* The echo index is 0 when an example is used for the first time, 1 for the second time, and so on.
-* The purpose is a constant that differs for each kind of random number.
-
-Random numbers are therefore the same for any number of workers and after any resume. The hash is the
-finaliser of SplitMix64, vectorised over NumPy arrays of keys (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014).
-
-An *item* is one of the repeated uses of a fresh example. It is stored as one int64, which packs the serial
-number and the echo index: ``serial << ECHO_BITS | echo``.
+An *item* is one use of a fresh example. It is stored as one int64, ``serial << ECHO_BITS | echo``.
 """
 
 import random
@@ -55,9 +47,7 @@ def _hash(values: Keys) -> Keys:
 
 
 def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
-    """Return the items of some fresh examples (or batches), one example after another.
-
-    An item is one of the repeated uses of an example. An example that is used three times has three items.
+    """Return one item for each use of each example (or batch), one example after another.
 
     Args:
         serials: serial numbers of the examples, shape [n].
@@ -73,12 +63,9 @@ def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distinct numbers in ascending order.
-
-    This replaces ``np.unique`` for two reasons. NumPy 2.4 finds unique integers by hashing, which is far
-    slower than sorting for a million numbers. The first call of ``np.unique`` also imports ``numpy.ma``, and
-    an interrupt during this import could leave the caller's data inconsistent.
-    """
+    """Return the distinct numbers in ascending order."""
+    # np.unique of NumPy 2.4 hashes, which is far slower. Its first call also imports numpy.ma, and an
+    # interrupt during this import could leave the caller's data inconsistent.
     rising: NDArray[np.int64] = np.sort(numbers)
     new = np.ones(len(rising), dtype=bool)  # [n], whether a number differs from the one before it
     np.not_equal(rising[1:], rising[:-1], out=new[1:])
@@ -86,7 +73,7 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """Return the key of each item. All random numbers of the item under this seed are computed from its key.
+    """Return the key from which all random numbers of an item are computed, for each item.
 
     Args:
         seed: any integer; only its lowest 64 bits are used.
@@ -124,9 +111,6 @@ def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
 def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
     """Return one uniform random integer in [low, high) for each key.
 
-    Each integer is computed from 53 random bits. Its probability therefore has a small relative error, less
-    than (high - low) * 2**-53.
-
     Raises:
         ValueError: the range is empty.
     """
@@ -137,22 +121,18 @@ def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]
 
 
 def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
-    """Return one random number in [0, size) for each key.
-
-    The scaling factor ``size * 2**-53`` is exact, so each result is rounded only once.
-    """
+    """Return one random number in [0, size) for each key."""
     drawn = bits(keys, purpose)  # [n]
     drawn >>= np.uint64(11)
     scaled: NDArray[np.float64] = drawn.astype(np.float64)  # [n]
+    # The scaling factor is exact, so each result is rounded only once.
     scaled *= size * 2.0**-53
     return scaled
 
 
+# Philox(key=...) would be slower, because it first gathers entropy from the operating system.
 class _Seed(ISeedSequence):
-    """A seed sequence that passes a given key to a Philox generator.
-
-    ``Philox(key=...)`` would be slower, because it first gathers entropy from the operating system.
-    """
+    """A seed sequence that passes a given key to a Philox generator."""
 
     def __init__(self, key: int) -> None:
         self._key = key
@@ -168,10 +148,7 @@ def generator(key: Any) -> np.random.Generator:
 
 
 def seed_globally(key: int, of_torch: int) -> None:
-    """Seed the global generators of ``random`` and NumPy with ``key``, and of torch with ``of_torch``.
-
-    The seeds differ because a seed of torch has only 63 bits.
-    """
+    """Seed the global generators of ``random`` and NumPy with ``key``, and of torch with ``of_torch``."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(of_torch)
@@ -180,7 +157,7 @@ def seed_globally(key: int, of_torch: int) -> None:
 def are_seeded(key: int, of_torch: int) -> bool:
     """Return whether the global generators are still in the state that ``seed_globally`` set.
 
-    The check draws from the generators, so the caller must restore their states afterwards.
+    The caller must restore their states afterwards.
     """
     following = random.random(), np.random.random(), float(torch.rand(()))
     seed_globally(key, of_torch)

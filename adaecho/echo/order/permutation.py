@@ -26,8 +26,7 @@ _ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the 
 class Permutation:
     """Maps serial numbers to rows of a source with a fixed length.
 
-    A serial number counts the examples in reading order, over all ranks and epochs. Each epoch reads every
-    row once, and the next epoch follows without a gap in the serial numbers.
+    A serial number counts the examples in reading order, over all ranks and epochs.
 
     Args:
         length: number of examples in the source.
@@ -81,11 +80,9 @@ class Permutation:
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Return a digest of the inputs that determine the order of an epoch, without the seed.
+        """Return a digest of the shard lengths, or of the sampler's rows, in the epoch of a serial number.
 
-        The epoch is the one that contains the given serial number. A saved state contains the digest, so that
-        a resume can detect different shards or a different sampler. The digest is 0 if there are no inputs
-        other than the seed.
+        A resume compares it to detect a changed order. It is 0 if the order depends only on the seed.
         """
         if self._order != "shards":
             return 0
@@ -147,10 +144,7 @@ def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
     """Return the row at each position of one epoch, by computing a permutation of [0, ``length``).
 
     The permutation is a generalized Feistel network with cycle-walking (Black and Rogaway, "Ciphers with
-    arbitrary finite domains", CT-RSA 2002). A position is written as a pair (left, right) in [0, a) x [0, b).
-    The integers a and b satisfy a b >= length. Each round adds a keyed hash of one side to the other side,
-    modulo the size of the other side. If a result is ``length`` or more, the network maps it again until it
-    is smaller. This is rare, because a b is less than length + a. Each epoch has different keys.
+    arbitrary finite domains", CT-RSA 2002).
 
     Args:
         positions: positions in the epoch, int64 [n], each in [0, length).
@@ -172,6 +166,8 @@ def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
     return rows
 
 
+# A value is a pair (left, right) in [0, a) x [0, b), with a b >= length. Each round adds a keyed hash of one
+# side to the other. Results of length or more are rare, because a b < length + a, and are mapped again.
 def _network(values: Rows, keys: list[keyed.Keys], sizes: tuple[int, int]) -> Rows:
     size, other = sizes
     left, right = np.divmod(values, other)  # [n] each, below size and other
@@ -191,10 +187,8 @@ def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
 class SampledOrder(Permutation):
     """The order of a sampler, made a function of (seed, epoch).
 
-    After a resume, the sampler draws the order of the current epoch again, so the order must be reproducible.
-    If the sampler has an attribute ``generator``, as torch's samplers do, it draws from a generator seeded by
-    (seed, epoch). If the sampler has a method ``set_epoch``, that method is called before each epoch. All
-    ranks draw the same rows, and each rank then selects its share.
+    The sampler's ``generator``, if it has one as torch's samplers do, is replaced by one seeded by (seed,
+    epoch). Its ``set_epoch``, if it has one, is called before each epoch.
 
     Args:
         sampler: an iterable of row numbers with a length.

@@ -1,10 +1,4 @@
-"""The echo stage of a running loader, which repeats examples and shuffles the repeats.
-
-The stage handles only items, each of which is one of the repeated uses of an example. A pool stores the
-examples themselves. ``order.stream`` computes the same sequence of items from any position. This module
-computes the sequence step by step. That is faster, because each output follows from the current contents of
-the buffer.
-"""
+"""The echo stage of a running loader, which repeats examples and shuffles the repeats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -115,9 +109,6 @@ class Outputs:
 class EchoStage:
     """The stage that repeats each fresh example (or batch) and then shuffles the repeats in a buffer.
 
-    The stage handles only the numbers of examples (``order.keyed``), so its order cannot depend on their
-    contents. A pool stores the examples themselves.
-
     Args:
         upstream: function that returns a block of the next fresh examples in serial order, at most as many as
             its argument says; None at the end of the iteration.
@@ -163,10 +154,7 @@ class EchoStage:
         self._wait(contents.pending, rows_of(contents.pending))
 
     def take(self, count: int) -> Outputs:
-        """Return the next ``count`` outputs, or fewer only at the end of the iteration.
-
-        The first call fills the buffer. At the end of the input the buffer drains in random order.
-        """
+        """Return the next ``count`` outputs, or fewer only at the end of the iteration."""
         buffer = self._buffer
         while buffer.space and not buffer.draining:
             items, rows, _ = self._draw(min(buffer.space, self._block))
@@ -193,13 +181,13 @@ class EchoStage:
     def take_repeats(self) -> list[tuple[int, Cursor]]:
         """Return the next items, each with the cursor after it, or an empty list at the end of the iteration.
 
-        With a shuffle buffer, one call returns one item. Without a buffer, one call returns all repeats of
-        the next fresh batch. For small batches this is faster than ``take``, which builds index arrays.
+        With a shuffle buffer this is one item, otherwise all repeats of the next fresh batch.
         """
         buffer, fresh = self._buffer, None
         if buffer.size or buffer.draining or len(self._items):
             outputs = self.take(1)
             return list(zip(outputs.items.tolist(), [self.cursor], strict=False))
+        # For small batches this is faster than ``take``, which builds index arrays.
         self.stream.factor.settle(self.next_index)
         while fresh is None or not len(fresh.serials):
             fresh = self._upstream(1)
@@ -221,10 +209,7 @@ class EchoStage:
         return items[:count], rows[:count], slots[:count]
 
     def _gather(self, count: int) -> None:
-        """Request fresh examples until ``count`` items wait to enter the buffer, or until the input ends.
-
-        If ``upstream`` raises an error, the items that already wait are kept.
-        """
+        """Request fresh examples until ``count`` items wait to enter the buffer, or until the input ends."""
         factor = self.stream.factor
         while len(self._items) < count:
             factor.settle(self.next_index)

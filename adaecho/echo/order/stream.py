@@ -1,18 +1,8 @@
-"""The sequence of items in the shuffle buffer, computed from the seed for any position.
+"""The order of examples after repeating and shuffling, computed from the seed for any position.
 
-An item is one of the repeated uses of a fresh example. In section 3 the paper says of the example echoing
-variants: "we omitted the baseline's 'shuffle examples' buffer and inserted a shuffle buffer after the echoing
-stage with the same size as the baseline's buffer". Here a hash of the item determines its slot in this
-buffer. The buffer then works as follows:
-
-1. All examples that can be decoded enter the buffer in reading order, and each is repeated according to the
-   echoing factor.
-2. When an item enters a slot, the item that was in the slot leaves the buffer.
-3. The outputs and the contents of the buffer depend only on the seed, the number of items that have entered,
-   the bad examples, and the changes of the factor.
-
-A cursor is a position in the sequence and consists of only three numbers. The loader can rebuild its buffers
-from a cursor.
+An item is one use of a fresh example, which is repeated according to the echoing factor. When a shuffle
+buffer is full, each entering item pushes out the item in a random slot. A cursor of three numbers marks a
+position, from which the loader can rebuild its buffers.
 """
 
 import math
@@ -39,8 +29,7 @@ History = list[tuple[int, float]]
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
     """Return how often each fresh example is used: floor(e) or ceil(e) times, at random with mean e.
 
-    e is the echoing factor. In the paper (section 2), a non-integer e is the expected number of uses. Here a
-    random number decides for each example separately.
+    e is the echoing factor (paper, section 2).
 
     Args:
         seed: seed of the random numbers.
@@ -53,6 +42,7 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
     whole = math.floor(factor)
     counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
     if factor > whole:
+        # Keyed by local number, so that ranks with equally many examples have equally many uses.
         drawn = keyed.uniform(keyed.item_keys(seed, numbers << keyed.ECHO_BITS), REPEATS)  # [n]
         counts += drawn < factor - whole
     return counts
@@ -61,10 +51,7 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 class Factor:
     """The echoing factor of a stage, with the history of its changes.
 
-    If the factor is not an integer, the number of uses of each example is random. The random number depends
-    on the local number of the example, which counts the examples of one rank. It does not depend on the
-    serial number, which counts the examples of all ranks. Ranks with the same number of examples therefore
-    have the same total number of uses.
+    If the factor is not an integer, the number of uses of each example is random.
 
     Args:
         seed: seed of the random numbers of repeats.
@@ -108,9 +95,7 @@ class Factor:
         return sum(int(self.counts(numbers).sum()) for numbers in blocks)
 
     def fresh_needed(self, items: int, next_index: int) -> int:
-        """Return how many fresh examples, starting at ``next_index``, yield the required number of items.
-
-        The result is the smallest sufficient number.
+        """Return the smallest number of fresh examples that yield the required number of items.
 
         Args:
             items: number of items needed.
@@ -152,9 +137,8 @@ class Factor:
 class AutoFactor:
     """The rule of ``factor="auto"``, which sets the echoing factor e to the measured ratio R.
 
-    R is the loading time of a batch divided by the time of a training step. Without echoing, each step would
-    wait for the next fresh batch. With e = R, training on the repeats exactly fills this waiting time (paper,
-    section 2, after equation 1).
+    R is the loading time of a batch divided by the time of a training step. With e = R, training on repeats
+    fills the time until the next fresh batch (paper, section 2, after equation 1).
 
     Args:
         max_factor: upper bound of the factor. The lower bound is 1.
@@ -219,11 +203,13 @@ class Contents(NamedTuple):
 NOTHING = Contents()
 
 
+# Paper, section 3: "we omitted the baseline's 'shuffle examples' buffer and inserted a shuffle buffer after
+# the echoing stage with the same size as the baseline's buffer".
 class ShuffleBuffer:
     """A shuffle buffer with a fixed number of slots.
 
-    No item leaves before all slots are filled. After that, each entering item gets a random slot and pushes
-    out the item in that slot. At the end of an iteration, the remaining items leave in random order.
+    Once all slots are filled, each entering item pushes out the item in a random slot. At the end of an
+    iteration, the remaining items leave in random order.
 
     Args:
         seed: seed of the random slots.
@@ -273,11 +259,6 @@ class ShuffleBuffer:
     ) -> tuple[keyed.Items, Rows]:
         """Exchange each entering item for the item in its slot.
 
-        If several entering items have the same slot, each pushes out the item before it, and the last item
-        stays. A plain NumPy assignment does not guarantee that the last item stays, because the result of
-        writing one index several times is undefined. A stable sort by slot therefore first groups the items
-        that share a slot.
-
         Args:
             entering: the entering items, int64 [n].
             entering_rows: rows of their examples in the pool, int64 [n].
@@ -290,6 +271,8 @@ class ShuffleBuffer:
             return entering, entering_rows
         items = self._items[slots]  # [n], the items that leave
         rows = self._rows[slots]
+        # If several items enter one slot, each pushes out the one before it, and the last stays. NumPy does
+        # not define which write to a repeated index wins, so a stable sort groups the items by slot.
         # NumPy has a fast radix sort for 16-bit keys.
         order = np.argsort(slots.astype(np.uint16) if self.size <= 1 << 16 else slots, kind="stable")
         in_order = slots[order]  # [n], rising
@@ -383,8 +366,6 @@ class Stream:
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
         """Return the items of a block of examples that ends before local number ``stop``.
 
-        The caller searches backwards through the stream by requesting one block after another.
-
         Args:
             stop: local number of the first example after the block.
             last: the last item to return.
@@ -406,12 +387,8 @@ class Stream:
         return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
     def held(self, cursor: Cursor) -> keyed.Items:
-        """Compute the items in the buffer at a cursor, ordered by slot.
-
-        After the end of the input, the items are in the order in which they leave. Each slot contains the
-        last item that entered it. The search therefore goes backwards from the cursor until an item is known
-        for every slot.
-        """
+        """Compute the items in the buffer at a cursor, by slot, or in drain order after the input's end."""
+        # A slot holds the last item that entered it, so search backwards until every slot has an item.
         buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
         entered, stop = cursor.entered, self._after_last(cursor)
         while len(buffer) and buffer.min() < 0:

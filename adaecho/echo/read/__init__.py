@@ -114,9 +114,8 @@ def _as_arrays(source: Any) -> Columns | None:
 def warn_if_unshared(source: Any, world_size: int) -> None:
     """Warn if a source of whole batches does not declare that it is sharded among the ranks.
 
-    Without sharding, each rank would train on all batches. A source declares sharding in one of three ways: a
-    ``DistributedSampler``, a method ``set_share``, or an attribute ``rank`` of the source or its
-    ``settings``.
+    It declares sharding by a ``DistributedSampler``, a method ``set_share``, or an attribute ``rank`` of the
+    source or its ``settings``.
     """
     declared = hasattr(source, "set_share") or hasattr(getattr(source, "settings", source), "rank")
     if world_size == 1 or declared:

@@ -1,8 +1,7 @@
 """The stages before the echo: read, decode and, for ``example_after_augmentation``, augment.
 
-A reader works in two steps. ``claim`` selects the next examples. Only one thread at a time calls ``claim``,
-so the order of the examples is fixed. ``work`` then reads the selected examples. Many threads may call
-``work`` at the same time. This module also decides which reading errors mark an example as bad.
+A reader works in two steps. ``claim`` selects the next examples, in one thread at a time. ``work`` then reads
+them, in many threads at the same time.
 """
 
 import errno
@@ -45,15 +44,11 @@ NONE_SKIPPED = (
 def is_of_machine(error: Exception) -> bool:
     """Return whether the machine or the network caused an error, and not the content of one example.
 
-    The loader raises these errors instead of skipping the example, because other examples would fail too.
-    These errors are:
+    The loader raises these errors instead of skipping the example:
 
     * the built-in errors of connections, memory, missing files and permissions;
     * an ``OSError`` with an errno, for example from a full disk, except EINVAL, EISDIR and ENAMETOOLONG;
     * the errors of network clients, except ``ValueError``.
-
-    Any other ``OSError`` marks the example as bad. For example, decoders raise one without errno for invalid
-    content.
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
         return True
@@ -66,8 +61,7 @@ def is_of_machine(error: Exception) -> bool:
 class BadExamples:
     """The examples that could not be read or decoded.
 
-    If there are more of them than the budget allows, the error of the last one is raised. If a row is bad in
-    every epoch, it is listed and counted only once.
+    The first one beyond the budget raises its error. A row that is bad in every epoch counts only once.
 
     Args:
         budget: largest number of bad examples to skip.
@@ -156,10 +150,7 @@ class Preparation:
     alone: bool = False
 
     def own(self, example: Any) -> Any:
-        """Return a copy of an example that the loader may cache and write into.
-
-        Whole batches are returned as they are, because they are copied later.
-        """
+        """Return a copy of an example that the loader may cache and write into; a whole batch as it is."""
         return with_own_arrays(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
@@ -190,9 +181,6 @@ class Preparation:
     ) -> FreshBlock:
         """Read, decode and ``finish`` some examples, and collect those that cannot be read or decoded.
 
-        Arrays from the source are copied immediately, for two reasons. The source may overwrite them later,
-        and ``decode`` and ``augment`` may write into them. The result of ``decode`` is not copied again.
-
         Args:
             serials: serial numbers of the examples, int64 [n].
             end: local number of the first example after them.
@@ -208,6 +196,8 @@ class Preparation:
         for position, serial in enumerate(serials.tolist()):
             try:
                 example = fetch(position)
+                # The source may overwrite its arrays later, and ``decode`` and ``augment`` may write into
+                # them.
                 if self.stacked or self.decode is not None:
                     example = with_own_arrays(example)
                 example = example if self.decode is None else self.decode(example)
@@ -229,10 +219,7 @@ class Preparation:
 
 
 class PrefetchQueue:
-    """Queue of fresh examples. Threads can fill it before the echo stage needs the examples.
-
-    Without threads, each call of ``take`` reads exactly the requested number of examples. With threads, each
-    call returns the next chunk of examples that was read ahead.
+    """Queue of fresh examples, which threads can fill before the echo stage needs the examples.
 
     Args:
         claim, work: the two methods of the reader.

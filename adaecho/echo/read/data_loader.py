@@ -1,9 +1,4 @@
-"""Adapter that makes each epoch over a torch DataLoader reproducible.
-
-A DataLoader uses random generators that other code also uses. Its random numbers therefore depend on when it
-is iterated, and a resume could not repeat an epoch. With this adapter, the samplers use a generator seeded by
-(seed, epoch). The generators that the dataset uses are seeded for each batch.
-"""
+"""Adapter that makes each epoch over a torch DataLoader reproducible."""
 
 import copy
 import threading
@@ -24,23 +19,16 @@ from adaecho.echo.threads import PoolThread
 
 
 def is_keyed(source: Any) -> bool:
-    """Return whether the object is a DataLoader that this adapter can handle.
-
-    The adapter cannot handle a subclass that overrides ``__iter__``.
-    """
+    """Return whether the object is a DataLoader that does not override ``__iter__``."""
     return isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
 
 
 class DataLoaderSource(IterableSource):
     """A source that wraps a DataLoader and makes its random numbers functions of (seed, epoch).
 
-    The samplers of the DataLoader use a generator seeded by (seed, epoch), as a sampler passed as
-    ``sampler=`` does. The global generators of torch, NumPy and ``random`` are seeded by (seed, epoch,
-    batch). The process that reads the dataset seeds them: a worker process of the DataLoader, or the calling
-    thread.
-
-    If the dataset is map-style, reading can start at any batch of an epoch. Only the indices of the earlier
-    batches are then drawn again, and their examples are not read.
+    The samplers use a generator seeded by (seed, epoch). The global generators of torch, NumPy and ``random``
+    are seeded by (seed, epoch, batch) in the process that reads the dataset. If the dataset is map-style,
+    reading can start at any batch of an epoch.
 
     Args:
         loader: the DataLoader.
@@ -68,10 +56,7 @@ class DataLoaderSource(IterableSource):
         self._own: DataLoader[Any] | None = None  # a copy of the DataLoader that uses the seeded indices
 
     def own_batch(self, batch: Any) -> Any:
-        """Copy a batch, unless the DataLoader has already put it into new memory.
-
-        The DataLoader does so if it collates the batch or receives it from a worker process.
-        """
+        """Copy a batch, unless the DataLoader has already put it into new memory."""
         return batch if self._of_batches or self.sends else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
@@ -146,9 +131,6 @@ def _within(sampler: Any) -> list[Any]:
 def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
     """Iterate over a sampler that draws from the given generator.
 
-    Before each call of the sampler, the attribute ``generator`` of all given samplers is replaced by this
-    generator. After the call the attribute is restored, because the samplers belong to the user.
-
     Args:
         sampler: the sampler to iterate over.
         samplers: the sampler and those that it contains.
@@ -158,6 +140,7 @@ def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Ite
     drawing = [one for one in samplers if isinstance(getattr(one, "generator", 0), torch.Generator | None)]
     iterator: Iterator[Any] | None = None
     while True:
+        # The samplers belong to the user, so their generators are restored after each draw.
         given = [one.generator for one in drawing]
         try:
             for one in drawing:
@@ -247,10 +230,7 @@ class _Upcoming:
 
 
 class _Seeding:
-    """A batch index that seeds the global generators of a worker process when the worker unpickles it.
-
-    The random numbers of a batch then depend neither on other batches nor on the number of workers.
-    """
+    """A batch index that seeds the global generators of a worker process when the worker unpickles it."""
 
     def __init__(self, seed: int, index: Any) -> None:
         self._seed, self._index = seed, index

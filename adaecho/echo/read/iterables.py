@@ -1,8 +1,6 @@
 """Iterable sources, including the data loaders of other libraries.
 
-This module starts each epoch over an iterable. If the iterable can report its position, the module saves and
-restores the position. The module also copies examples whose memory the iterable may reuse. ``data_loader``
-adapts torch's DataLoader.
+``data_loader`` adapts torch's DataLoader.
 """
 
 import base64
@@ -32,12 +30,11 @@ class IterableSource:
 
     The iterable may have the following optional methods:
 
-    * ``set_epoch(number)`` is called before each epoch. If the iterable lacks this method, its sampler or
-      dataset may have it.
+    * ``set_epoch(number)`` is called before each epoch. The iterable's sampler or dataset may have it
+      instead.
     * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
-    * ``iterate_from(position)`` returns an iterator that starts at a position. After a resume, the loader
-      then need not read the whole epoch again. A position is a sequence of integers. Each iterator reports
-      its position in an attribute ``position``.
+    * ``iterate_from(position)`` returns an iterator that starts at a position, a sequence of integers. Each
+      iterator reports its position in an attribute ``position``.
     * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore the
       position in any form. StatefulDataLoader, Grain's iterators and EchoLoader have these methods.
 
@@ -160,11 +157,8 @@ class IterableSource:
         self._check_begins(given, begun=begun)
 
     def _check_begins(self, given: Any, *, begun: bool = False) -> None:
-        """Raise ValueError if the source is itself an iterator that was left in the middle of an epoch.
-
-        Calling ``iter`` may continue this epoch instead of starting a new one. If the iterator has
-        ``set_epoch``, the loader assumes that ``iter`` starts a new epoch.
-        """
+        """Raise ValueError if the source is an iterator that was left in the middle of an epoch."""
+        # ``iter`` may continue this epoch. With ``set_epoch``, ``iter`` is assumed to start a new one.
         begun |= self.within and given is self._opened and isinstance(given, Iterator)
         if begun and not hasattr(given, "set_epoch"):
             raise ValueError(
@@ -239,11 +233,9 @@ def decoded(text: str) -> Any:
 
 
 def position_methods(owner: Any) -> PositionMethods | None:
-    """Return the methods of an object that save and restore its position, or None if it has none.
-
-    The result is also None for the streams of Hugging Face's ``datasets``, and for loaders around them. Their
-    states do not contain the buffer of ``shuffle``, so a resumed stream would yield different data.
-    """
+    """Return an object's methods that save and restore its position, or None if it has none."""
+    # States of Hugging Face's streams lack the buffer of ``shuffle``, so a resumed stream would yield other
+    # data.
     streams = [owner, getattr(owner, "dataset", None), getattr(owner, "_dataset", None)]
     if any(kind.__module__.startswith("datasets.") for part in streams for kind in type(part).__mro__):
         return None

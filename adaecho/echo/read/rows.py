@@ -34,11 +34,8 @@ class ArraySource:
         return self.arrays.take(rows)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """Return the number of batches to process in one piece of work.
-
-        For small examples the number exceeds one, because the overhead of Python calls would otherwise
-        dominate.
-        """
+        """Return the number of batches to process in one piece of work; more than 1 for small examples."""
+        # For small examples the overhead of Python calls would dominate, so a piece has several batches.
         examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
         return max(1, examples // batch_size)
 
@@ -60,8 +57,7 @@ def _is_memory_map(array: Any) -> bool:
 def is_thread_safe(dataset: Any) -> bool:
     """Return whether several threads may read a dataset at the same time.
 
-    They may if the dataset declares ``thread_safe = True``. They also may if reading does not change a
-    dataset of this type. Examples are a list, an array or a ``TensorDataset``.
+    They may if it declares ``thread_safe = True``, or is for example a list, an array or a ``TensorDataset``.
     """
     declared, kind = getattr(dataset, "thread_safe", None), type(dataset)
     if isinstance(declared, bool):
@@ -77,16 +73,16 @@ def is_thread_safe(dataset: Any) -> bool:
 class MapSource:
     """A source that wraps a map-style dataset, which has ``len(dataset)`` and ``dataset[row]``.
 
-    The dataset may also have a method ``origin(row)``, which returns the name of an example for messages.
-    ``order="shards"`` needs an attribute ``shard_lengths``, the number of examples in each shard.
+    The dataset may also have:
 
-    If the dataset declares ``thread_safe = True``, threads read it. One call reads many rows if the dataset
-    has ``__getitems__(rows)``. Reading must then not change shared state such as an open file, a cache or a
-    global generator.
+    * ``origin(row)``, which returns the name of an example for messages.
+    * ``shard_lengths``, the number of examples in each shard; needed for ``order="shards"``.
+    * ``__getitems__(rows)``, which reads many rows in one call.
+    * ``thread_safe = True``, which lets threads read it. Reading must then not change shared state such as an
+      open file, a cache or a global generator.
 
-    Other datasets are read as in a DataLoader: in worker processes, or in the calling thread if there are no
-    workers. If reading uses the global random generators, the loader seeds them before each example. The
-    random numbers are then the same for any number of workers and after a resume.
+    Other datasets are read in worker processes, or in the calling thread if there are no workers. If they
+    draw from the global random generators, the loader seeds these before each example.
     """
 
     resident = False
@@ -229,10 +225,7 @@ class RandomReader:
         )  # fmt: skip
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
-        """Return the state that ``resume`` needs to continue at local number ``index``.
-
-        For this reader it is only a digest of the order, because any row can be read at any time.
-        """
+        """Return the state that ``resume`` needs to continue at local number ``index``."""
         mark = self._mark(index) if index else 0
         return ([[mark, []]] if mark else []), []
 

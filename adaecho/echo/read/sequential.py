@@ -1,12 +1,8 @@
 """The reader of iterables, which can be read only in their own order.
 
-A mark is a point in the iterable at which reading can restart. To resume, the reader iterates again from a
-mark. This works only if the iterable yields the same data again. Otherwise some examples would be used too
-often and others never.
-
-A saved state therefore contains fingerprints (digests) of a few examples. After a resume, the reader compares
-them with the fingerprints of the data that it reads again. With ``batch_size=None`` an example is a whole
-batch.
+To resume, the reader iterates again from a mark, a point at which reading can restart. It compares
+fingerprints (digests) of a few examples with those in the state, to detect that the iterable yields different
+data.
 """
 
 import functools
@@ -72,14 +68,13 @@ class Mark:
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
-    """Remove some of the older marks if there are too many, so that their number stays bounded.
+    """Remove some of the older marks if there are too many, but never the first or the last mark.
 
-    A mark is a point at which reading can restart. The first and the last mark are never removed. Gaps
-    between marks may be larger if they are further from the last mark. Each gap stays below a fixed fraction
-    of this distance.
+    A mark is a point at which reading can restart.
     """
     if len(marks) <= _MOST:
         return marks
+    # A gap may be larger the further it is from the last mark, up to a fixed fraction of this distance.
     kept = [marks[-1]]
     for mark, before in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
         newer = kept[-1].count
@@ -91,9 +86,8 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
     """Return the marks that a resume needs.
 
-    A mark is a point at which reading can restart. The first returned mark is the last mark before the oldest
-    example that must be read again. The other returned marks are the starts of all later epochs, up to the
-    next example to read.
+    These are the last mark before the oldest example to read again, and the starts of all later epochs. A
+    mark is a point at which reading can restart.
 
     Args:
         marks: marks of the iteration, ascending; empty before its first epoch.
@@ -110,11 +104,10 @@ def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> 
 
 
 class ReplayFingerprints:
-    """Fingerprints of a sample of the examples.
+    """Fingerprints of a sample of the examples, to detect that the data differ after a resume.
 
-    A resume uses them to detect that the iterable now yields different data. A fingerprint is a digest of the
-    content of an example. If the source knows its row numbers, the fingerprint is a digest of the rows that
-    the current epoch has yielded so far. One thread may add fingerprints while another thread saves a state.
+    A fingerprint is a digest of an example, or of the rows of the epoch so far if the source knows them. One
+    thread may add fingerprints while another thread saves a state.
 
     Args:
         spacing: the fingerprint is computed for one example in every ``spacing``.
@@ -145,11 +138,8 @@ class ReplayFingerprints:
             self._seen = [*self._seen[1 - _KEPT :], (serial, rows or fingerprint(example))]
 
     def before(self, serial: int) -> list[int]:
-        """Return the last few fingerprints before a serial number, as a flat list.
-
-        The list omits examples that were read ahead. A saved state therefore does not depend on how far the
-        loader reads ahead.
-        """
+        """Return the last few fingerprints before a serial number, as a flat list."""
+        # Examples read ahead are left out, so that a state does not depend on how far the loader reads ahead.
         last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
         return [number for witness in last for number in witness]
 
@@ -160,10 +150,7 @@ class ReplayFingerprints:
         self._expected = dict(self._seen)
 
     def is_as_before(self, serial: int, example: Any, rows: int = 0) -> bool:
-        """Return whether an example that is read again matches its fingerprint in the state.
-
-        The result is true if the state has no fingerprint of the example.
-        """
+        """Return whether an example matches its fingerprint in the state; true if there is none."""
         expected = self._expected.pop(serial, None)
         return expected is None or expected == (rows or fingerprint(example))
 
@@ -212,20 +199,17 @@ def _content(value: Any) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _places(size: int) -> NDArray[np.int64]:
-    """Return the ascending indices of the elements to digest: all elements, or a fixed random sample.
-
-    The sample is random because evenly spaced elements might all lie in the padding.
-    """
+    """Return the ascending indices of the elements to digest: all elements, or a fixed random sample."""
     if size <= _ELEMENTS:
         return np.arange(size)
+    # Evenly spaced elements might all lie in the padding.
     return np.sort(np.random.Generator(np.random.PCG64(size)).integers(size, size=_ELEMENTS))
 
 
 class SequentialReader:
     """Reads an iterable. Its methods have the same meaning as the methods of ``RandomReader``.
 
-    Unless the source shards itself (``set_share``), each rank iterates over all examples and skips the
-    examples of the other ranks. Three numbers identify an example:
+    Three numbers identify an example:
 
     * The *count* is its index among all examples that the iterable yields to this rank, over all epochs.
     * The *local number* is its index among the examples that this rank uses.
