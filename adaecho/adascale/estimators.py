@@ -79,8 +79,8 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
     """Estimate sigma^2 and mu^2 from the individual gradients that are averaged in one step.
 
     sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient. A step averages S base batches, split into n equal micro-batches. With g_i the gradient
-    of micro-batch i, and G the mean of these n gradients::
+    expected gradient. The batch of a step contains S base batches and is split into n equal micro-batches.
+    With g_i the gradient of micro-batch i, and G the mean of these n gradients::
 
         v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    variance of a micro-batch gradient
         sigma^2 = (S / n) v                            variance of a base-batch gradient

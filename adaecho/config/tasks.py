@@ -1,7 +1,7 @@
 """Find tasks and callbacks by name.
 
-A name is that of a built-in task or of an entry point, or the dotted path of a module. The module of a task
-defines ``build(config, options)`` and, optionally, a dataclass ``Options`` with the config keys ``task.*``.
+A name can be a built-in task, an entry point, or the dotted path of a module. A task module defines
+``build(config, options)`` and, optionally, a dataclass ``Options`` with the config keys ``task.*``.
 ``Options`` extends ``TaskConfig``.
 """
 

@@ -216,11 +216,11 @@ class LoaderStats:
 
     @property
     def upstream_s_per_batch(self) -> float:
-        """Seconds per fresh batch in the slowest stage before the echo, divided by its workers.
+        """Time in seconds per fresh batch in the slowest stage before the echo, divided by its workers.
 
-        Reading an iterable is not divided, because one thread does it. If the source reads ahead itself, as a
-        ``DataLoader`` with workers does, this is the time that the EchoLoader waits for the source. With
-        ``num_workers=0`` it then underestimates the loading time.
+        An iterable has one reader, so its reading time is not divided. If the source itself reads ahead, as a
+        ``DataLoader`` with workers does, only the time that the EchoLoader waits for the source counts. With
+        ``num_workers=0``, this underestimates the loading time.
         """
         return self._clocks.upstream_s_per_batch
 

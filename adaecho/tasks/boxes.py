@@ -31,13 +31,13 @@ _TRIES = 40
 
 @dataclass(frozen=True)
 class SSDAugment:
-    """SSD's augmentation: expand, crop with regard to the boxes, resize, distort colors, flip.
+    """SSD's augmentation: expand, crop around objects, resize, distort colors, flip.
 
     The crop follows torchvision's RandomIoUCrop:
 
     1. Draw a minimum IoU from seven choices.
-    2. Draw up to 40 windows, with sides of ``crop_scale`` times those of the image, and a ratio of width to
-       height in ``crop_ratio``.
+    2. Draw up to 40 windows. Each side is a fraction of the image's side, drawn from ``crop_scale``, and the
+       aspect ratio must lie in ``crop_ratio``.
     3. Accept the first window that contains the center of a box and has at least the minimum IoU with that
        box. Without boxes, accept the first window with an allowed ratio.
     4. If no window is accepted, start over.

@@ -105,9 +105,9 @@ class ExamplePool:
         self._columns = None
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
-        """Return the examples in n rows, and decrease the remaining uses of each by one.
+        """Return copies of the examples stored in the given rows, and deduct one use from each.
 
-        The returned examples share no memory with the pool or with each other.
+        A row without remaining uses can be used again for another example.
         """
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times
