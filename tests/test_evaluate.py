@@ -29,18 +29,18 @@ def trained(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_weights_of_the_end_and_of_the_best_have_their_recorded_metrics(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = summary(trained)
+    recorded = summary(trained)
     (final,) = evaluate.evaluate(trained)
-    assert final.metrics == final.recorded == told["final"]
+    assert final.metrics == final.recorded == recorded["final"]
     (best,) = evaluate.evaluate(trained, weights="best")
-    line = next(one for one in metrics(trained) if one["steps"] == told["best"]["steps"])
+    line = next(one for one in metrics(trained) if one["steps"] == recorded["best"]["steps"])
     assert best.metrics == best.recorded == {name: line[name] for name in best.metrics}
     assert best.metrics != final.metrics
     evaluate.main([str(trained)])
-    value = told["final"]["accuracy"]
+    value = recorded["final"]["accuracy"]
     assert capsys.readouterr().out.splitlines()[0] == f"validation accuracy {value!r} (as recorded)"
     evaluate.main([str(trained), "--weights", "final", "evaluate.max_examples=99"])
-    assert f"(recorded {told['final']['cross_entropy']!r})" in capsys.readouterr().out
+    assert f"(recorded {recorded['final']['cross_entropy']!r})" in capsys.readouterr().out
 
 
 def test_data_that_moved_and_data_with_other_classes(

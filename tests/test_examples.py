@@ -64,7 +64,7 @@ def test_an_example_or_block_runs(name: str, request: pytest.FixtureRequest) -> 
     assert SAYS.get(name, "") in text
 
 
-@pytest.mark.other_forms
+@pytest.mark.other_forms  # starting a Jupyter kernel takes 14 s
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the kernel of the notebook
     book = nbformat.read(ROOT / "examples" / "headroom.ipynb", as_version=4)

@@ -302,8 +302,7 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     """Return this rank's part of a state that ``of_all_ranks`` made. Other states are returned unchanged.
 
     Raises:
-        ValueError: the state was saved within an iteration by another number of ranks. Each rank then has
-            its own cursor, which no other number of ranks can continue.
+        ValueError: the state was saved within an iteration by a different number of ranks.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state

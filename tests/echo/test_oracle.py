@@ -23,7 +23,7 @@ from tests.echo.sources import SOURCES, Bad, Dataset, Stream, reference_examples
 from tests.helpers import through_torch_save
 from tests.needs import first_form
 
-SETTINGS, CHUNKS = 540, 30
+SETTINGS, CHUNKS = 540, 30  # the gate runs half of the chunks, because each takes 3 s
 
 
 class Scale:

@@ -50,11 +50,11 @@ def test_a_recorded_outcome_equals_an_independent_recomputation(record: Path) ->
     curve = [losses[f"new_{times}"].mean() for times in range(1, 5)]
     logs = interpolate.interp1d(curve, np.log(range(1, 5)), fill_value="extrapolate")
     worths = {arm: (np.exp(logs(of_seeds)) - 1) / 3 for arm, of_seeds in losses.items() if "new" not in arm}
-    told = {row["arm"]: row for row in outcome if "arm" in row}
+    by_arm = {row["arm"]: row for row in outcome if "arm" in row}
     for arm, worth in worths.items():
         half = stats.t.ppf(0.975, len(worth) - 1) * stats.sem(worth)
         expected = worth.mean(), worth.mean() - half, worth.mean() + half
-        assert (told[arm]["worth"], told[arm]["low"], told[arm]["high"]) == pytest.approx(expected)
+        assert (by_arm[arm]["worth"], by_arm[arm]["low"], by_arm[arm]["high"]) == pytest.approx(expected)
     at = np.log2([64, 256, 1024, 4096, 8192])
     centred = at - at.mean()
     slopes = centred @ np.array([worths[arm] for arm in list(worths)[1:]]) / (centred @ centred)

@@ -179,9 +179,9 @@ def test_invalid_combinations_are_left_out_and_reported(
 ) -> None:
     names = ["echo-none_factor-1", *(f"echo-batch_factor-{factor}" for factor in (1, 2, 4))]
     assert [arm.name for arm in arms_of("echo=none,batch", "echo.factor=1,2,4")] == names
-    told = [line.partition(" (echo.factor=")[::2] for line in capsys.readouterr().out.splitlines()]
-    assert [line for line, _ in told] == [f"left out: echo=none echo.factor={factor}" for factor in (2, 4)]
-    assert all(": echo=none repeats nothing" in why for _, why in told)
+    printed = [line.partition(" (echo.factor=")[::2] for line in capsys.readouterr().out.splitlines()]
+    assert [line for line, _ in printed] == [f"left out: echo=none echo.factor={factor}" for factor in (2, 4)]
+    assert all(": echo=none repeats nothing" in why for _, why in printed)
     with pytest.raises(ConfigError, match="echo=none repeats nothing"):
         arms_of("echo=none,batch", "echo.factor=2")  # no baseline could be left out unseen
 

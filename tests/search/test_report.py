@@ -166,9 +166,9 @@ def test_status_and_collect_read_folders_alone(
     (folder / "none/0/1/summary.json").unlink()
     capsys.readouterr()
     main(["status", str(folder)])
-    told = capsys.readouterr().out
-    assert told.startswith(f"{folder}: 1 arm, 2 trials, 1 to run")
-    assert "incomplete: 1 trial left" in told
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{folder}: 1 arm, 2 trials, 1 to run")
+    assert "incomplete: 1 trial left" in printed
     assert not (folder / "outcome.json").exists()
     main(["collect", str(folder)])
     assert json.loads((folder / "outcome.json").read_text())[0]["trials"] == 1

@@ -113,9 +113,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_it_is_one_line(project: Path, command: Command, mistake: str) -> None:
-    right, wrong, told = MISTAKES[mistake]
+    right, wrong, message = MISTAKES[mistake]
     task = (project / "tumours.py").read_text()
     assert task.count(right) == 1
     (project / "tumours.py").write_text(task.replace(right, wrong))
     code, _, error = command("adaecho.run", "--config-dir", "conf", "task=tumours", *SMALL)
-    assert (code, told in error, "Traceback" in error) == (2, True, False), error
+    assert (code, message in error, "Traceback" in error) == (2, True, False), error

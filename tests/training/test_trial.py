@@ -275,10 +275,10 @@ def _accuracy(config: Config, path: Path) -> float:
 def test_at_end_of_a_task_cannot_replace_fields_of_the_records(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"steps": 50, "to_target": {}, "final": {"accuracy": 1.0}, "status": "reached", "note": 1}
+    returned = {"steps": 50, "to_target": {}, "final": {"accuracy": 1.0}, "status": "reached", "note": 1}
 
     def build(config: Config) -> Any:
-        return replace(build_task(config), at_end=lambda _model, _device: told)
+        return replace(build_task(config), at_end=lambda _model, _device: returned)
 
     monkeypatch.setattr(trial, "build_task", build)
     summary = run_trial(compose_config("max_steps=7", "target.value=null"), FOLDER)

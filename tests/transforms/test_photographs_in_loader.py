@@ -46,17 +46,17 @@ def test_batches_are_the_same_for_any_workers_and_place(echo: str, num_workers: 
 
 
 @pytest.mark.parametrize("place", ["decoded", "encoded"])
-def test_decode_is_told_the_augment_that_alone_reads_its_images(place: str) -> None:
+def test_decode_receives_the_augment_that_alone_reads_its_images(place: str) -> None:
     class Decode(DecodeImage):
         def for_augment(self, augment: Any) -> Any:
-            told.append(augment)
+            given.append(augment)
             return DecodeImage()
 
-    told: list[Any] = []
+    given: list[Any] = []
     augment = RandomResizedCrop(16)
     with EchoLoader(Jpegs(9), 4, decode=Decode(), augment=augment, buffer_format=place) as loader:
         next(iter(loader))
-    assert told == ([augment] if place == "encoded" else [])
+    assert given == ([augment] if place == "encoded" else [])
 
 
 def loader_of(

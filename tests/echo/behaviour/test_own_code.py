@@ -67,12 +67,12 @@ class Noisy:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataset_that_draws_before_the_echo_is_told_once(num_workers: int) -> None:
+def test_a_dataset_that_draws_before_the_echo_warns_once(num_workers: int) -> None:
     echo: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 8}
     loader = EchoLoader(Noisy(), 4, num_workers=num_workers, epochs=1, **echo)
-    with pytest.warns(UserWarning, match="Noisy draws random numbers.*augment=") as told, loader:
+    with pytest.warns(UserWarning, match="Noisy draws random numbers.*augment=") as warned, loader:
         assert sum(map(len, loader)) == sum(map(len, loader)) == 64
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -93,7 +93,7 @@ def test_draws_of_a_dataset_are_harmless_where_no_repeat_should_differ(
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_dataset_that_draws_nothing_is_not_told() -> None:
+def test_a_dataset_that_draws_nothing_does_not_warn() -> None:
     echo: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 8}
     augment = (lambda example: example + torch.rand(()), lambda example: example + torch.rand(()))
     with EchoLoader(Noisy(draws=False), 4, augment=augment, epochs=1, **echo) as loader:
@@ -121,15 +121,15 @@ def logged(event: Any) -> Iterator[list[str]]:
 class Stuck:
     """Row 21 takes until something was logged."""
 
-    def __init__(self, told: Any) -> None:
-        self.told = told
+    def __init__(self, logged: Any) -> None:
+        self.logged = logged
 
     def __len__(self) -> int:
         return 40
 
     def __getitem__(self, row: int) -> Any:
         if row == 21:
-            self.told.wait(20)
+            self.logged.wait(20)
         return np.float32(row)
 
 
