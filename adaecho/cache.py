@@ -1,4 +1,4 @@
-"""Locate the cache folder, which contains only files that can be recomputed, such as tokenized text."""
+"""Find the cache folder. It contains only files that can be recomputed, such as tokenized text."""
 
 import os
 from pathlib import Path

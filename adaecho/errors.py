@@ -86,7 +86,7 @@ def how_to_install(extra: str) -> str:
 
 @contextmanager
 def about_one_example() -> Iterator[None]:
-    """Turn a ValueError that is raised inside the block into an ``ExampleError``."""
+    """Turn a ValueError that is raised in the ``with`` block into an ``ExampleError``."""
     try:
         yield
     except ValueError as error:
@@ -103,7 +103,7 @@ def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) ->
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """End the command with one message if a ``UserError`` is raised inside the block."""
+    """End the command with one message if a ``UserError`` is raised in the ``with`` block."""
     try:
         yield
     except UserError as error:

@@ -82,7 +82,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
 
 
 def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, Task]:
-    """Open a run's folder, and build the task with its data.
+    """Open a run's folder, and build the run's task with its data.
 
     Returns:
         The folder, the run's config with the overrides, and the task.
@@ -109,7 +109,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, T
 
 
 def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """Return the config of a run after overrides. It has no callbacks, because these belong to training."""
+    """Return the config of a run with overrides applied, and without callbacks, which belong to training."""
     wrong = [override for override in overrides if "=" not in override]
     if wrong:
         raise ConfigError(f"{wrong[0]}: expected key=value, such as data.path=FOLDER")

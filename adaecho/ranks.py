@@ -1,7 +1,7 @@
-"""Communication between the ranks (processes) of one run.
+"""Communication between the ranks (processes) of one distributed run.
 
-Metrics and counts are exchanged by gloo, and gradients by the backend of their device. Every method is
-collective: all ranks must call the same methods in the same order.
+Metrics and counts are exchanged by gloo, and gradients by the backend of the model's device. Every method is
+a collective operation: all ranks must call the same methods in the same order.
 """
 
 import os
@@ -66,7 +66,7 @@ class DistributedContext:
         return [sum(column) for column in zip(*self.gather(numbers), strict=True)]
 
     def gather_objects(self, mine: _T) -> list[_T]:
-        """Return the objects of all ranks, in the order of the ranks. Objects are pickled to send them."""
+        """Return the objects of all ranks, in the order of the ranks. The objects must be picklable."""
         if self.is_alone:
             return [mine]
         parts: list[Any] = [None] * self.world_size
@@ -74,7 +74,7 @@ class DistributedContext:
         return parts
 
     def from_first(self, make: Callable[[], _T]) -> _T:
-        """Call ``make`` on rank 0 only, and return its result on every rank. It is pickled to send it."""
+        """Call ``make`` on rank 0 only, and return its result on every rank. The result must be picklable."""
         if self.is_alone:
             return make()
         content: list[Any] = [make() if self.is_first else None]
@@ -82,7 +82,7 @@ class DistributedContext:
         return content[0]  # type: ignore[no-any-return]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a tensor over ranks, which is equal on every rank. The tensor is not changed."""
+        """Return the sum of a tensor over all ranks, on every rank. The argument is not changed."""
         if self.is_alone:
             return tensor
         total = tensor.detach().clone()
@@ -90,14 +90,14 @@ class DistributedContext:
         return total
 
     def check_same(self, facts: dict[str, str]) -> None:
-        """Check that all ranks have the same facts.
+        """Check that certain values are the same on all ranks, such as a hash of the config.
 
         Args:
-            facts: values of this rank, by the names that the message uses.
+            facts: the values of this rank. The keys are descriptions for the error message.
 
         Raises:
-            RankError: a fact differs. All ranks raise it; the message names the first rank that differs from
-                rank 0, and the fact.
+            RankError: a value differs between ranks. All ranks raise this error. Its message names the value,
+                and the first rank that differs from rank 0.
         """
         first, *others = self.gather_objects(facts)
         for rank, theirs in enumerate(others, start=1):
@@ -113,7 +113,7 @@ SINGLE_PROCESS = DistributedContext()
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return a ``RankError`` if the connection to another rank broke, otherwise the error itself."""
+    """Return a ``RankError`` if an error means that the connection to another rank broke, else the error."""
     # Recognize gloo's errors by their text, because torch raises them as plain RuntimeErrors.
     if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower()):
         reason = str(error).splitlines()[0]
@@ -123,10 +123,13 @@ def explained(error: BaseException) -> BaseException:
 
 @contextmanager
 def distributed_context(device: torch.device, timeout_s: float) -> Iterator[DistributedContext]:
-    """Join the ranks of this run, using torchrun's environment variables; without them, run alone.
+    """Connect the ranks (processes) of a distributed run while the ``with`` block runs.
+
+    The ranks find each other by torchrun's environment variables. Without these variables, the run consists
+    of this process alone.
 
     Args:
-        device: the device of the model, whose backend reduces gradients.
+        device: the device of the model. Gradients are averaged by gloo on a CPU, and by NCCL on a GPU.
         timeout_s: seconds that ranks wait for each other before the run fails.
 
     Raises:

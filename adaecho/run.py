@@ -31,7 +31,7 @@ schema.register()
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(composed: DictConfig) -> None:
-    """Run a composed config in the folder that Hydra has created for its output."""
+    """Run a config that Hydra has composed, in the folder that Hydra has created."""
     try:
         # Handle errors here, because Hydra would print an additional line before the message.
         with report_errors():
@@ -83,7 +83,7 @@ def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
 
 
 def cli() -> None:
-    """Run ``main`` and exit with a code.
+    """Run the command line, and exit with a code.
 
     The code is 0 if the run has a result, even a diverged one, 1 after a crash, 2 after an error that the
     user can fix, and 130 after an interrupt.
@@ -110,11 +110,13 @@ def cli() -> None:
 
 
 def explain(error: BaseException, *more_keys: str) -> str:
-    """Return the message of an error of Hydra or OmegaConf, with its causes and suggestions for unknown keys.
+    """Describe an error of Hydra or OmegaConf in a message for the user.
+
+    The message includes the causes of the error. If a config key is unknown, it suggests similar keys.
 
     Args:
         error: the error.
-        more_keys: keys of the command in addition to those of the schema.
+        more_keys: further keys to suggest, which are not in the config schema.
     """
     lines: list[str] = []
     cause: BaseException | None = error

@@ -1,1 +1,1 @@
-"""Measurements of speed. Each has a committed record, and runs as a module from the checkout."""
+"""Benchmarks of speed. Each runs as a module from the checkout, and has its results in a JSON file."""

@@ -4,8 +4,8 @@ All optimizers accumulate the same number of gradients, and each optimizer has a
 takes one step with each optimizer, in rotating order. A ratio compares a step with the plain SGD step of the
 same round.
 
-On a CPU, the unit is CPU seconds of one thread, because other work on the machine affects these least. On a
-GPU, the steps use fused SGD with the learning rate on the device, and the unit is wall time. The images are
+On a CPU, the unit is CPU seconds of one thread, because other work on the machine affects CPU time least. On
+a GPU, the steps use fused SGD with the learning rate on the device, and the unit is wall time. The images are
 synthetic.
 
 Run: python -m benchmarks.adascale_step_time
@@ -40,7 +40,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
 
 
 def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
-    """Return the ways to wrap SGD, with plain SGD first."""
+    """Return functions that turn SGD into the optimizers under comparison. Plain SGD itself is first."""
     ways: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         "SGD": lambda sgd: sgd,
         "AdaScale": lambda sgd: AdaScale(sgd, num_gradients_to_accumulate=ACCUMULATE),
@@ -51,7 +51,7 @@ def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
 
 
 def step_s(model: nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Measure one step of ``ACCUMULATE`` backward passes: CPU seconds, or wall seconds on a GPU."""
+    """Time a training step with ``ACCUMULATE`` backward passes, in CPU seconds, or wall seconds on a GPU."""
     begin = _now(images.device)
     optimizer.zero_grad()
     for _ in range(ACCUMULATE):
@@ -68,7 +68,7 @@ def _now(device: torch.device) -> float:
 
 
 def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
-    """Return one row per optimizer."""
+    """Measure the steps of all optimizers on one model, and return one row per optimizer."""
     build, batch_size, size, classes, rounds = MODELS[name]
     images = torch.randn(batch_size, 3, size, size, device=device)
     labels = torch.randint(classes, (batch_size,), device=device)
@@ -89,7 +89,7 @@ def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
 
 
 def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> dict[str, Any]:
-    """Return the median step time, and the median ratio with its quartiles over rounds."""
+    """Return one row: median step time, and median and quartiles of the ratio to plain SGD over rounds."""
     ratios = [one / other for one, other in zip(seconds, plain, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return {

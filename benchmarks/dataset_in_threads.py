@@ -1,14 +1,15 @@
-"""Compare EchoLoader with DataLoader on map-style datasets with and without ``thread_safe = True``.
+"""Compare the speed of EchoLoader and DataLoader on datasets with and without ``thread_safe = True``.
 
-The loaders take turns. EchoLoader reads datasets without this declaration in two forked processes, and
-declared datasets in two threads. There are three datasets:
+This attribute declares that several threads may read a map-style dataset at the same time. EchoLoader then
+reads the dataset in two threads. Without the attribute, it uses two forked processes. The loaders take turns
+on three datasets:
 
-* the records of a file that each process opens at its first read,
-* JPEG photographs that are decoded in ``__getitem__``,
-* a store that answers after 5 ms.
+* lazy_file: records of a file that each process opens at its first read.
+* photographs: JPEGs that are decoded in ``__getitem__``.
+* slow_store: a store that answers after 5 ms.
 
-The record counts wrong examples. The file is not thread-safe, so its declared row shows the effect of a false
-declaration.
+The file is not in fact thread-safe. The benchmark therefore also counts the examples with wrong content, to
+show the effect of a false declaration.
 
     python -m benchmarks.dataset_in_threads
 """
@@ -34,7 +35,7 @@ RECORD_BYTES, WORKERS, BATCH = 4096, 2, 32
 
 
 class LazyFile:
-    """Read records of a file that is opened at the first read."""
+    """A reader of fixed-size records, which opens its file at the first read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, None
@@ -46,7 +47,7 @@ class LazyFile:
 
 
 class Photographs:
-    """Decode the same JPEG at each read."""
+    """A reader that decodes the same JPEG at each read."""
 
     def __init__(self) -> None:
         pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
@@ -64,7 +65,7 @@ def slow_store(row: int) -> Any:
 
 
 class Read(Dataset[Any]):
-    """A dataset whose examples are read by a function."""
+    """A dataset that reads its examples with a given function."""
 
     def __init__(self, read: Any, length: int, *, declared: bool) -> None:
         self.read, self.length, self.thread_safe = read, length, declared
@@ -77,7 +78,10 @@ class Read(Dataset[Any]):
 
 
 def measure(way: str, read: Any, length: int) -> tuple[float, int]:
-    """Return the examples per second, measured after four batches, and the number of wrong examples."""
+    """Measure one loader, and return its speed and the number of examples with wrong content.
+
+    The speed is in examples per second, and does not include the first four batches.
+    """
     dataset = Read(read, length, declared=way == "declared")
     loader: Any = (
         DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS)

@@ -1,8 +1,9 @@
 """Compare EchoLoader with DataLoader, tf.data, SPDL and Grain on photographs, on all cores.
 
-The loaders take turns. The JPEGs are held in memory. Every loader returns uint8 batches of 64 after a random
-resized crop to 224 pixels, a horizontal flip, and a jitter of brightness, contrast and saturation by 0.4.
-Rates are training examples per second and per CPU second, so repeats count. A ratio is a median over rounds.
+The loaders take turns. The JPEGs are held in memory. Every loader returns uint8 batches of 64 photographs.
+The augmentation is a random resized crop to 224 pixels, a horizontal flip, and a jitter of brightness,
+contrast and saturation by 0.4. Rates are training examples per second and per CPU second, so repeats count. A
+ratio is a median over rounds.
 
 * DataLoader and Grain use 2 worker processes and Pillow, and SPDL uses 2 threads and FFmpeg. They resize with
   antialiasing.
@@ -13,8 +14,7 @@ Rates are training examples per second and per CPU second, so repeats count. A r
 EchoLoader decodes either only the crop, which is its default, or the whole image.
 
     pip install -e '.[regions]'
-    # These are optional; a missing side is left out. If they are in a different environment, give
-    # --peers-python path/to/python
+    # Optional; missing loaders are skipped. For a different environment: --peers-python path/to/python
     pip install tensorflow-cpu grain pillow spdl  # and FFmpeg's libraries
     python -m benchmarks.echo_jpeg [folder of JPEGs, default: synthetic images]
 """
@@ -67,7 +67,7 @@ CASES = [
 
 
 class Encoded(torch.utils.data.Dataset[Any]):
-    """Encoded photographs. If a transform is given, they are decoded as in torchvision's examples."""
+    """A dataset of JPEGs. They stay encoded, unless a transform is given that receives PIL images."""
 
     def __init__(self, encoded: list[bytes], transform: Any = None, *, declared: bool = False) -> None:
         self._encoded, self._transform, self.thread_safe = encoded, transform, declared
@@ -111,7 +111,7 @@ def data_loader(encoded: list[bytes]) -> Batches:
 
 
 def measure(folder: Path, rounds: int, seconds: float, peers_python: str) -> list[dict[str, Any]]:
-    """Return one row for each case."""
+    """Measure all loaders in turns, and return one row for each entry of ``CASES``."""
     encoded = sides.read_jpegs(folder)
     # Fork worker processes first, before other libraries start threads.
     running: dict[Any, Batches] = {"DataLoader": data_loader(encoded)}

@@ -1,8 +1,8 @@
-"""Measure the memory of a shuffle buffer of 10^6 token examples, relative to their raw bytes, and its growth.
+"""Measure the memory of a large shuffle buffer, relative to the raw size of its examples.
 
-An example is 128 int32 numbers. The echo variant is example_after_augmentation, so the buffer contains
-augmented copies. The growth is the growth of the process's resident memory after the buffer has reached
-equilibrium.
+The buffer has 10^6 examples of 128 int32 numbers. The echo variant is example_after_augmentation, so the
+buffer contains augmented copies of the examples. After the buffer has reached equilibrium, the benchmark also
+measures how much the resident memory of the process still grows.
 
     python -m benchmarks.echo_memory
 """
@@ -20,7 +20,7 @@ LENGTH, BATCH_SIZE = 128, 128
 
 
 class Copy:
-    """The cheapest possible vectorized augmentation."""
+    """A vectorized augmentation that returns its input, and therefore costs almost nothing."""
 
     def block(self, fields: dict[str, Any], keys: Any) -> dict[str, Any]:  # noqa: ARG002
         return fields

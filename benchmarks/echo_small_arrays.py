@@ -1,18 +1,18 @@
 """Compare EchoLoader with DataLoader and tf.data on CIFAR-sized arrays, in examples per second.
 
-The sides of the comparison take turns. Every side returns uint8 batches of 128 after zero padding, random
-crop and flip. A ratio is a median over rounds. Measure on an idle machine, because other work slows the sides
-that use all cores more than the others.
+The loaders take turns. Every loader returns uint8 batches of 128 after zero padding, random crop and flip. A
+ratio is a median over rounds. Run the benchmark on an idle machine, because other work slows loaders that use
+all cores more than others.
 
 * EchoLoader uses one background thread.
 * DataLoader uses 2 workers, with torchvision v2 on tensors, which is faster than on PIL images.
 * "by hand" uses index arithmetic on whole batches in the loop's own thread, and has no state to resume from.
-* tf.data echoes by the paper's snippet (section 2).
+* tf.data echoes with the code in section 2 of the paper.
 
 At e = 2, batch echo prepares only half of its batches, so its rate is at most twice the rate without echo.
 tf.data reaches this limit, because its repeats are read-only arrays that share their memory. EchoLoader
-copies each repeat, because the training loop may change it. The record contains the time of this copy. In the
-row "batch, copies free", copies take no time, so its rate is twice the rate without echo.
+copies each repeat, because the training loop may change it. The record contains the time of this copy. The
+row "batch, copies free" shows the limit for EchoLoader, which is twice its rate without echo.
 
     pip install tensorflow-cpu    # optional; in a different environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays
@@ -44,7 +44,7 @@ VARIANTS = {
 
 
 class Transformed(torch.utils.data.Dataset[Any]):
-    """Images with torchvision's transforms applied."""
+    """A dataset of images with random crop and flip by torchvision."""
 
     def __init__(self, source: dict[str, Any]) -> None:
         from torchvision.transforms import v2
@@ -93,9 +93,10 @@ def echo_loader(source: dict[str, Any], echo: str) -> Batches:
 
 
 def copy_us(source: dict[str, Any]) -> float:
-    """Return the CPU time, in microseconds, to copy a batch.
+    """Return the median CPU time to copy one batch of images, in microseconds.
 
-    The source is in no CPU cache, and the destination is memory that was in use before.
+    The images are in no CPU cache, because each batch is copied only once. The destination is written once
+    before, so that the time includes no page faults.
     """
     batches = source["image"][: 128 * BATCH_SIZE].reshape(128, BATCH_SIZE, -1)
     into, spent = np.zeros_like(batches), []
@@ -107,7 +108,7 @@ def copy_us(source: dict[str, Any]) -> float:
 
 
 def row(echo: str, ours: list[float], peers: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the medians over the rounds as one row."""
+    """Return one row: median rates of EchoLoader and of other loaders, and the median ratios between them."""
     found: dict[str, Any] = {"echo": echo, "factor": VARIANTS[echo.partition(",")[0]]}
     found["examples_per_s"] = statistics.median(ours)
     for peer, theirs in peers.items():

@@ -1,18 +1,20 @@
-"""Measure how much time the echo stage costs.
-
-The benchmark makes three comparisons.
+"""Measure how much time EchoLoader adds to a training loop.
 
     python -m benchmarks.echo_stage
 
-* throttled: the storage delivers at most one batch per t_upstream, so that R = t_upstream / t_downstream = 6.
-  The echoing factor e is 5. The ratio is the wall time per fresh batch divided by the ideal, max(t_upstream,
-  5 t_downstream).
-* free: the upstream (reading and decoding) runs at full speed, with e = 2. The ratio compares the loop with
-  the same steps on batches in memory.
-* python_bound: a step takes 10 ms of pure Python, while the loader's thread works too. The ratio compares the
-  loop with the step alone.
+With data echoing, each example is read once and used e times (the echoing factor). The benchmark measures
+three cases:
 
-The two sides of a comparison alternate, and a ratio is the median over turns.
+* throttled: reading a batch takes 60 ms, a training step takes 10 ms, and e = 5. Reading and training
+  overlap, so a fresh batch ideally takes max(60, 5 * 10) = 60 ms. The result is the measured time per fresh
+  batch divided by this ideal time.
+* free: reading is as fast as possible, and e = 2. The result is the time of a loop with EchoLoader divided by
+  the time of the same steps on batches that are already in memory.
+* python_bound: a training step takes 10 ms of pure Python, so it competes with the loader's thread for the
+  interpreter. The result is the time of a loop with EchoLoader divided by the time of the steps alone.
+
+All results are medians over several measurements. In the last two cases, measurements with and without
+EchoLoader alternate.
 """
 
 import itertools
@@ -40,7 +42,11 @@ def step_in_python(iterations: int) -> float:
 
 
 def throttled(echo: str, rounds: int) -> dict[str, Any]:
-    """Measure with R = 6 and e = 5: t_upstream is 60 ms per batch, and t_downstream is 10 ms per step."""
+    """Measure the time per fresh batch if reading is slow, and divide it by the ideal time.
+
+    Reading a batch takes 60 ms, and a training step takes 10 ms. Each example is used five times. Reading and
+    training overlap, so the ideal time is max(60, 5 * 10) = 60 ms per fresh batch.
+    """
     upstream_s, downstream_s, factor, fresh_batches = 0.060, 0.010, 5, 20
     images = np.zeros((BATCH_SIZE, 32, 32, 3), np.uint8)
 
@@ -73,8 +79,12 @@ def _train(loader: EchoLoader, batches: Iterator[Any], fresh_batches: int, step_
         time.sleep(step_s)  # stands for a step on an accelerator
 
 
-def free(step_ms: int, rounds: int) -> dict[str, Any]:
-    """Measure the cost of e = 2 with an upstream at full speed. The training step is a matrix product."""
+def unthrottled(step_ms: int, rounds: int) -> dict[str, Any]:
+    """Measure how much EchoLoader slows a training loop if reading is as fast as possible.
+
+    Each batch is used twice. A training step consists of matrix products that take ``step_ms`` in total. The
+    reference is the same loop on batches that are already in memory.
+    """
     matrix = torch.ones(256, 256)
     products = _repeats(lambda number: [matrix @ matrix for _ in range(number)], step_ms)
     resident = itertools.cycle(
@@ -93,7 +103,7 @@ def free(step_ms: int, rounds: int) -> dict[str, Any]:
 
 
 def python_bound(rounds: int) -> dict[str, Any]:
-    """Measure the cost of a loader for a training step of 10 ms in pure Python."""
+    """Measure how much EchoLoader slows a training loop whose steps take 10 ms of pure Python."""
     iterations = _repeats(step_in_python, 10)
 
     def step(batches: Iterator[Any]) -> None:
@@ -107,7 +117,7 @@ def python_bound(rounds: int) -> dict[str, Any]:
 
 
 def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
-    """Return how often ``call`` must be repeated to take this time."""
+    """Return the number n for which ``call(n)`` takes about the given time."""
     number, spent = 1, 0.0
     while spent < milliseconds / 1000:
         number *= 2
@@ -116,11 +126,12 @@ def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
 
 
 def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
-    """Return the median ratio over pairs of short turns of 50 steps.
+    """Return the time of steps with the loader divided by the time of steps without it, as a median.
 
-    The turns are short, so that other work on the machine slows both turns of a pair. Between turns of the
-    loader, its queues are full and its threads wait.
+    Each of the ``pairs`` measurements times 50 steps of both kinds. This is so short that other work on the
+    machine slows both kinds equally.
     """
+    # While the steps without the loader run, its queues fill up. Every measurement starts with full queues.
     _timed(with_loader, 50)
     return statistics.median(_timed(with_loader, 50) / _timed(without, 50) for _ in range(pairs))
 
@@ -136,7 +147,7 @@ def main() -> None:
     rounds = record.options(__doc__, rounds=5).parse_args().rounds
     torch.set_num_threads(1)
     rows = [throttled("batch", rounds), throttled("example_before_augmentation", rounds)]
-    rows += [free(2, rounds), free(10, rounds), python_bound(rounds)]
+    rows += [unthrottled(2, rounds), unthrottled(10, rounds), python_bound(rounds)]
     record.write("echo_stage", rows)
 
 

@@ -69,7 +69,7 @@ def _sides(dataset: Any, batch: int, workers: int, echo_loader: Any, buffer: int
 
 
 def first_batch_s(make: Make) -> float:
-    """Measure the seconds to construct a loader and get its first batch, without ending its workers."""
+    """Return the seconds to construct a loader and get its first batch. Closing the loader is not timed."""
     begin = time.perf_counter()
     loader = make()
     batches = iter(loader)
@@ -82,7 +82,10 @@ def first_batch_s(make: Make) -> float:
 
 
 def measure(kind: str, made: dict[str, Make], workers: int, rounds: int) -> dict[str, Any]:
-    """Return one row of the record. The first round is not counted, because it includes imports."""
+    """Measure all loaders of one dataset, and return one row.
+
+    The first round is discarded, because it includes imports.
+    """
     turns = {name: partial(first_batch_s, make) for name, make in made.items()}
     seconds = {name: found[1:] for name, found in sides.take_turns(turns, rounds + 1).items()}
     return {

@@ -1,6 +1,8 @@
-"""Compare ghost batch norm with plain batch norm and with a loop over slices, forward and backward.
+"""Compare the speed of ghost batch norm, plain batch norm, and a simple loop over slices of the batch.
 
-The variants of the layer take turns, and a ratio compares their median times.
+Ghost batch norm normalizes each slice of a batch separately. The simple loop, its usual implementation,
+applies plain batch norm to one slice after another. The benchmark times one forward and backward pass of a
+layer. The layers take turns. A ratio is the median time of a layer divided by that of plain batch norm.
 
 Run: python -m benchmarks.ghost_batch_norm [threads]
 """
@@ -26,14 +28,14 @@ LAYOUTS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last
 
 
 class Loop(nn.BatchNorm2d):
-    """The common implementation of ghost batch norm: batch norm on one chunk of the batch after another."""
+    """The usual implementation of ghost batch norm: plain batch norm on one slice after another."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([super(Loop, self).forward(part) for part in x.chunk(len(x) // GHOST_SIZE)])
 
 
 def step_s(norm: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> float:
-    """Measure the seconds of forward and backward of one layer."""
+    """Return the seconds of one forward and backward pass of a layer."""
     begin = time.perf_counter()
     x.grad = None
     norm(x).backward(gradient)

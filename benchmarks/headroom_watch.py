@@ -1,12 +1,12 @@
-"""Measure the cost of ``headroom.watch`` in a loop, and the error of its R for loaders of known speed.
+"""Measure how much ``headroom.watch`` slows a training loop, and how accurately it measures R.
 
 R is the time to produce a batch divided by the time of a training step.
 
-To measure the cost, loops with and without ``watch`` take turns, and each step is busy for 5 ms. In addition,
-the time of ``watch`` per batch is measured with empty steps.
+To measure the slowdown, loops with and without ``watch`` take turns. Each step is busy for 5 ms. Loops with
+empty steps give the time of ``watch`` per batch.
 
-To measure the error of R, a loader sleeps 5, 20 or 60 ms per batch, in the loop's own thread or in a worker
-process. A step sleeps 20 ms. The reference is the time per batch of an epoch without steps, divided by the
+To measure the accuracy, a loader sleeps 5, 20 or 60 ms per batch, in the loop's own thread or in a worker
+process. A training step sleeps 20 ms. The correct R is the time per batch of the loader alone, divided by the
 step time in the loop. All numbers are medians over rounds.
 
     python -m benchmarks.headroom_watch
@@ -48,7 +48,7 @@ def _loop_s(batches: Iterable[Any], step_s: float) -> float:
 
 
 def overhead(steps: int, rounds: int) -> dict[str, Any]:
-    """Return one row with the cost: loops of busy steps and of empty steps, in turns."""
+    """Measure how much ``watch`` slows loops of busy steps and of empty steps, and return one row."""
     ratios, own = [], []
     for _ in range(rounds):
         plain = _loop_s(range(steps), STEP_S)
@@ -65,7 +65,7 @@ def overhead(steps: int, rounds: int) -> dict[str, Any]:
 
 
 def _alone_s(loader: Iterable[int], steps: int) -> float:
-    """Return the seconds per batch of an epoch without steps.
+    """Return the seconds per batch that a loader needs if no training step runs between its batches.
 
     The first batch is excluded, because it waits until the workers have started.
     """
@@ -77,7 +77,7 @@ def _alone_s(loader: Iterable[int], steps: int) -> float:
 
 
 def ratio(pace: str, workers: int, steps: int, rounds: int) -> dict[str, Any]:
-    """Return one row with the measured R, and its ratio to the reference."""
+    """Measure R for one loader, and return one row with R and its ratio to the correct value."""
     found, over_paced = [], []
     for _ in range(rounds):
         loader: Any = Paced(PACES[pace], steps)

@@ -5,8 +5,8 @@ large images (224x224). The augmentation takes 100 microseconds of Python per ex
 examples, and there are two workers.
 
 EchoLoader runs an augmentation that declares ``thread_safe = True`` in threads, and others in forked
-processes. With e = 2, EchoLoader augments each example twice without reading it again, while DataLoader reads
-it again.
+processes. With e = 2, EchoLoader reads each example once and augments it twice, while DataLoader reads it
+again.
 
     python -m benchmarks.python_augment
 """
@@ -49,7 +49,7 @@ LOOPS = _loops()
 
 
 def augment(example: Any, rng: Any) -> Any:
-    """Shift the numbers of an example, or flip its image."""
+    """Shift the numbers of an example, or flip its image, after ``BUSY_S`` seconds of pure Python."""
     shift = busy(LOOPS) * 0 + rng.random()
     if isinstance(example, dict):
         return {name: value + np.float32(shift) for name, value in example.items()}
@@ -57,7 +57,7 @@ def augment(example: Any, rng: Any) -> Any:
 
 
 class Declared:
-    """The same augmentation, declared to be safe in threads."""
+    """The function ``augment`` with a declaration that threads may call it."""
 
     thread_safe = True
 
@@ -66,7 +66,7 @@ class Declared:
 
 
 class InMemory(Dataset[Any]):
-    """Arrays in memory as a map-style dataset."""
+    """A map-style dataset of arrays in memory."""
 
     def __init__(self, kind: str, *, augmented: bool = False, declared: bool = False) -> None:
         rng, self.augmented, self.thread_safe = np.random.default_rng(0), augmented, declared
@@ -102,7 +102,7 @@ def echo_loader(kind: str, *, declared: bool = False, **echo: Any) -> EchoLoader
 
 
 def measure(kind: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Return one row for each configuration of EchoLoader."""
+    """Measure all loaders in turns, and return one row for each configuration of EchoLoader."""
     loaders = {
         "undeclared": echo_loader(kind), "undeclared, e=2": echo_loader(kind, **E2),
         "declared": echo_loader(kind, declared=True), "declared, e=2": echo_loader(kind, declared=True, **E2),

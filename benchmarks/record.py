@@ -1,4 +1,4 @@
-"""Write the JSON record of a benchmark: measurements, machine, date and command."""
+"""Write the results of a benchmark to a JSON file, with the machine, date, commit and command."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ _LOAD = os.getloadavg()[1] if hasattr(os, "getloadavg") else None
 
 
 def _without_folders(argument: str) -> str:
-    """Shorten an absolute path to its last part, because other machines have other folders."""
+    """Replace the folders of an absolute path by ``path/to``, because they differ between machines."""
     return f"path/to/{Path(argument).name}" if Path(argument).is_absolute() else argument
 
 
@@ -38,9 +38,10 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Return the current commit, and whether tracked files other than records differ from it.
+    """Return the current commit, and whether the checkout has uncommitted changes.
 
-    The result is None if git cannot be run.
+    Changes of untracked files and of the benchmarks' own JSON files do not count. The result is None if git
+    fails.
     """
     git = ["git", "--no-optional-locks", "-C", str(FOLDER.parent)]
     status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/*.json"]
@@ -65,7 +66,13 @@ _GIT = _git()  # read it at import, because the checkout may change during a lon
 
 
 def options(doc: str | None, *, rounds: int, seconds: float | None = None) -> argparse.ArgumentParser:
-    """Return a parser with the option ``--rounds`` and, if it has a default, ``--seconds``."""
+    """Return a benchmark's argument parser with the option ``--rounds``.
+
+    Args:
+        doc: docstring of the benchmark. Its first line is the description.
+        rounds: default of ``--rounds``.
+        seconds: default of the option ``--seconds``. None omits this option.
+    """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side (%(default)s)")
     if seconds is not None:
@@ -82,15 +89,17 @@ def write(
     gpu: str | None = None,
     **more: Any,
 ) -> None:
-    """Print the rows, and write ``benchmarks/<name>.json``, or ``benchmarks/gpu/<name>.json`` for a GPU.
+    """Print the results of a benchmark, and write them to a JSON file.
+
+    The file is ``benchmarks/<name>.json``, or ``benchmarks/gpu/<name>.json`` if ``gpu`` is given.
 
     Args:
-        name: file name of the benchmark without its ending.
-        rows: the measurements; durations are in seconds or ratios, and keys name the units.
-        packages: distributions whose versions matter, including those of the peers.
-        path: file of the record, if an experiment reads it.
-        gpu: name of the GPU on which the benchmark ran.
-        more: further fields of the record; lists of rows are printed.
+        name: name of the benchmark.
+        rows: one dict per measurement, all with the same keys. The keys name the units.
+        packages: names of installed packages whose versions are recorded.
+        path: file to write instead of the default.
+        gpu: name of the GPU on which the benchmark ran; None for a CPU.
+        more: further entries of the JSON file. Lists of dicts are also printed.
     """
     for table in (rows, *(value for value in more.values() if isinstance(value, list))):
         show(table)
@@ -113,7 +122,7 @@ def write(
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a table, with four digits of each number."""
+    """Print dicts with the same keys as a table, with four significant digits of each float."""
     keys = list(rows[0])
     cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
     widths = [max(len(key), *(len(row[i]) for row in cells)) for i, key in enumerate(keys)]

@@ -2,7 +2,7 @@
 
 Batches have 128 images of CIFAR-10's shape, with padding, crop and flip. EchoLoader runs without echo, and
 with batch echo at e = 2. The benchmark uses a GPU if there is one. Otherwise training uses one CPU thread,
-and the loader runs on another core. The two sides take turns, and a ratio is the median over turns. The
+and the loader runs on another core. The measurements take turns, and a ratio is the median over turns. The
 record includes a profile of the steps without echo.
 
 Run: python -m benchmarks.resident_rate
@@ -30,7 +30,7 @@ TURNS = 11  # number of turns, of which the first is not counted
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any], steps: int) -> float:
-    """Train for some steps, and return the steps per second."""
+    """Train for a number of steps, and return the steps per second."""
     start = time.perf_counter()
     for batch in itertools.islice(batches, steps):
         optimizer.zero_grad()
@@ -42,7 +42,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[
 
 
 def profile(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any], steps: int) -> Any:
-    """Return the operations that take longest per step, on the device if there is one."""
+    """Return the 12 operations that take longest per step, on the GPU if there is one."""
     with torch.profiler.profile() as profiled:
         train(model, optimizer, batches, steps)
     time_us = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"

@@ -1,12 +1,12 @@
-"""Measure the share of a sweep's time that is training, with workers that stay alive or a process per trial.
+"""Measure which share of the time of a hyperparameter search is spent on training.
 
-The benchmark runs one hyperparameter search on digits with the usual command, whose workers stay alive. Then
-it runs the search's first trials again, each in a new process, as a plain launcher does. Two trials run at a
-time.
+The benchmark runs one search on digits with the usual command. Its worker processes stay alive from one trial
+to the next. For comparison, the benchmark then runs the first trials of this search again, each in a new
+process. In both cases, two trials run at a time.
 
 The share is the time that the trials' own timers report for training and evaluation, divided by twice the
 wall time. The wall time includes the start, the Optuna export and the final figure. Other work on the machine
-lengthens the wall time more than the CPU time of all processes, which is also reported.
+lengthens the wall time. The CPU time of all processes is less affected, so the benchmark reports it too.
 
 Run: python -m benchmarks.search_overhead
 """
@@ -34,7 +34,7 @@ Points = list[dict[str, float]]
 
 
 def sweep(folder: Path, trials: int) -> None:
-    """Run a search with ``WORKERS`` local workers."""
+    """Run a hyperparameter search with ``WORKERS`` local processes, which stay alive between trials."""
     settings = [f"search.trials={trials}", f"search.workers={WORKERS}", f"hydra.sweep.dir={folder}"]
     _run(["-m", *COMMON, *settings])
 
@@ -82,7 +82,7 @@ def _timed(way: str, folder: Path, run: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _cpu_s_of_children() -> float:
-    """Return the CPU seconds of the child processes that have ended."""
+    """Return the CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -2,7 +2,7 @@
 
 The two loaders take turns. They read the same shards from one server on this machine, shuffle shards and
 examples, and decode. Rates are training examples per second, so repeats count. A ratio is a median over
-rounds. Measure on two idle cores.
+rounds. Run the benchmark on two idle cores.
 
 WebDataset's WebLoader has 2 worker processes, which start curl for each shard. They return tensors, because
 tensors are faster than batches of arrays. EchoLoader has 2 threads. For small images, it is also measured
@@ -10,7 +10,7 @@ with 1 thread, because most of that work holds the GIL.
 
 * Small images: PNGs of 32x32 pixels become uint8 batches of 128, decoded by the same function.
 * Photographs: JPEGs become uint8 batches of 64 after an antialiased random resized crop to 224 pixels and a
-  flip. EchoLoader uses OpenCV; WebDataset uses Pillow and torchvision, as in its examples.
+  flip. EchoLoader uses OpenCV. WebDataset uses Pillow and torchvision, as in its examples.
 
     pip install webdataset
     python -m benchmarks.shards_http
@@ -54,7 +54,7 @@ def decode(example: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_shards(folder: Path) -> None:
-    """Write images of both kinds, each into ``SHARDS`` archives."""
+    """Write the small images and the photographs, each into ``SHARDS`` archives."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (NUMBERS[SMALL], 8, 8, 3), dtype=np.uint8)
     small = (cv2.imencode(".png", cv2.resize(image, (32, 32)))[1].tobytes() for image in noise)
@@ -120,7 +120,7 @@ def _transform() -> Callable[[Any], Any]:
 
 
 def measure(url: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Return one row for each kind of images, number of workers and echoing factor."""
+    """Measure all loaders, and return one row per kind of images, number of workers and echoing factor."""
     arms = [(kind, (workers, factor)) for kind in KINDS for workers in WORKERS[kind] for factor in (1, 2)]
     running: dict[tuple[str, Ours | str], Batches] = {}
     urls = {SMALL: url + "small-{0..7}.tar", PHOTOGRAPHS: url + "photographs-{0..7}.tar"}

@@ -1,12 +1,14 @@
-"""Measure which share of the ideal rate a loader reaches with its defaults if reads wait without using a CPU.
+"""Measure how well loaders overlap slow reads that only wait and use no CPU.
 
-In the ideal case, all workers read at the same time. There are two distributions of the read time, both with
-a mean of 33 ms. The times of "log-normal" reads have a log-normal distribution with sigma 1. Among
-"stragglers", 5 % of the reads take fifty times as long as the rest.
+The result is a share of the ideal rate, at which all workers read all the time. The loaders use their default
+settings. There are two distributions of the read time, both with a mean of 33 ms:
+
+* log-normal: the read times have a log-normal distribution with sigma 1.
+* stragglers: 5 % of the reads take fifty times as long as the rest.
 
 Batches have 16 examples. With echoing before augmentation at e = 2, each example is in two batches, so the
-ideal rate of batches doubles. Forked processes read an undeclared dataset, and threads read a declared
-dataset (``thread_safe = True``).
+ideal rate of batches doubles. EchoLoader reads a dataset in threads if the dataset declares ``thread_safe =
+True``, and in forked processes otherwise.
 
     python -m benchmarks.slow_reads
 """
@@ -31,7 +33,7 @@ E2: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuff
 
 
 class Store(Dataset[Any]):
-    """A dataset in which each example is the duration of the read that returned it."""
+    """A dataset with slow reads. Each example is the duration of its read in seconds."""
 
     def __init__(self, kind: str, *, declared: bool) -> None:
         self.kind, self.thread_safe = kind, declared
@@ -51,7 +53,10 @@ class Store(Dataset[Any]):
 
 
 def share_of_ideal(way: str, kind: str, workers: int, seconds: float) -> float:
-    """Return the total duration of the reads in the batches, divided by the total time of all workers."""
+    """Measure a loader's rate as a share of the ideal rate, at which all workers read all the time.
+
+    The share is the total duration of the reads in the batches, divided by the total time of all workers.
+    """
     store, e2 = Store(kind, declared="undeclared" not in way), "e=2" in way
     loader: Any = (
         DataLoader(store, BATCH, shuffle=True, num_workers=workers)

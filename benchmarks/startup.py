@@ -1,6 +1,7 @@
-"""Measure how many seconds the training command needs until it has printed a config or its first step.
+"""Measure how many seconds the training command needs to start.
 
-The first step is that of a run on digits.
+There are two measurements: until the command has printed its config, and until it has taken its first step on
+digits.
 
 Run: python -m benchmarks.startup
 """
@@ -21,9 +22,9 @@ COMMANDS = {
 
 
 def measure(arguments: list[str]) -> list[float]:
-    """Return the wall seconds from the start of the command to its last line of output.
+    """Run the training command several times, and return the seconds until its last line of output.
 
-    The first start is a warm-up and is not measured.
+    The first run is a warm-up and is omitted.
     """
     seconds = []
     for _ in range(RUNS + 1):

@@ -1,7 +1,8 @@
-"""Echo examples inside a Grain pipeline, after a MapDataset: ``python examples/grain_pipeline.py``.
+"""Use each example several times in a Grain pipeline: ``python examples/grain_pipeline.py``.
 
-``Echoed`` wraps an EchoLoader in an IterDataset. The loader's state is plain text inside Grain's state, so
-that Grain's checkpoints (JSON, Orbax) contain it. The example needs ``pip install grain``.
+``Echoed`` wraps an EchoLoader, which repeats examples, as a Grain dataset. It stores the state of the
+EchoLoader as a string in Grain's state. Grain can therefore save this state in JSON or Orbax checkpoints. The
+example needs ``pip install grain``.
 """
 
 import base64
@@ -18,12 +19,11 @@ from adaecho import EchoLoader
 
 
 class Echoed(grain.IterDataset):
-    """An EchoLoader over a MapDataset, as a Grain dataset.
+    """A Grain dataset that reads a MapDataset through an EchoLoader, which repeats its examples.
 
     Args:
-        source: the examples. With ``order="sequential"``, the loader keeps the order of the source's own
-            ``shuffle``.
-        arguments: arguments of the EchoLoader.
+        source: the examples. If Grain has shuffled them, ``order="sequential"`` keeps their order.
+        arguments: keyword arguments for EchoLoader.
     """
 
     def __init__(self, source: grain.MapDataset, **arguments: Any) -> None:
@@ -35,7 +35,7 @@ class Echoed(grain.IterDataset):
 
 
 class EchoedIterator(grain.DatasetIterator):
-    """Yield the batches of the loader. Grain gets and sets the loader's state."""
+    """An iterator over the batches of an EchoLoader, whose state Grain can save and restore."""
 
     def __init__(self, loader: EchoLoader) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ class EchoedIterator(grain.DatasetIterator):
 
 
 def pipeline() -> Any:
-    """Return batches of 20 out of 1,000 examples that are each used three times.
+    """Return a pipeline that uses each of 1,000 examples three times, in batches of 20.
 
-    Further Grain operations may follow the echo, such as the ``map`` here.
+    Further Grain operations may follow the repetition, such as the ``map`` here.
     """
     examples = grain.MapDataset.source(np.arange(1000)).map(lambda row: {"x": np.full(3, row), "row": row})
     echoed = Echoed(

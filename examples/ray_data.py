@@ -1,4 +1,4 @@
-"""Preprocess examples with Ray Data, and echo them on each rank: ``python examples/ray_data.py``.
+"""Preprocess examples with Ray Data, and repeat them on each rank: ``python examples/ray_data.py``.
 
 Ray's workers may read and decode on any machine. Each rank receives its examples once and repeats them in its
 own process, so that repeats need no network. The example needs ``pip install 'ray[data]'``.
@@ -17,18 +17,18 @@ RANKS, ROWS, BATCH, EPOCHS = 2, 640, 32, 2
 
 
 def decode(rows: dict[str, Any]) -> dict[str, Any]:
-    """Decode examples on Ray's workers. This stands for work that takes long."""
+    """Decode examples on Ray's workers. This function stands for expensive work."""
     return {"row": rows["id"], "x": rows["id"] / ROWS}
 
 
 def fresh_batches(share: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the batches of one epoch of a rank's share. Ray starts an epoch when all ranks are ready."""
+    """Yield the batches of one rank for one epoch. Ray starts an epoch when all ranks are ready."""
     yield from share.iter_torch_batches(batch_size=BATCH)
 
 
 @ray.remote(num_cpus=0)
 class Trainer:
-    """One rank. A machine may have several ranks."""
+    """The training process of one rank. A machine may have several ranks."""
 
     def __init__(self, share: Any) -> None:
         self._share = share

@@ -1,8 +1,8 @@
-"""Read tar shards from a slow store, and echo while waiting: ``python examples/slow_store.py``.
+"""Repeat examples while the next ones arrive from a slow store: ``python examples/slow_store.py``.
 
-The program delays each read of a local archive, as a distant store does. With ``factor="auto"`` the loader
-measures R, the ratio of reading time to training time, and repeats examples to use the time that training
-would otherwise wait.
+The store is simulated by a delay for each example of a local tar file. With ``factor="auto"``, EchoLoader
+measures R, the ratio of reading time to training time. It then repeats examples during the time that training
+would otherwise wait for the store.
 """
 
 import io

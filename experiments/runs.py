@@ -20,36 +20,38 @@ Record = dict[str, Any]
 
 
 def config_of(overrides: Sequence[str]) -> Config:
-    """Return the config with these overrides."""
+    """Return the config with overrides such as ``batch_size=64``."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         return from_plain(to_plain(compose("config", overrides=list(overrides))))
 
 
-def options(doc: str | None, name: str, tasks: Iterable[str], data: str) -> argparse.ArgumentParser:
-    """Return the argument parser of an experiment. As a side effect, torch is limited to one thread.
+def options(doc: str | None, name: str, tasks: Iterable[str], overrides_help: str) -> argparse.ArgumentParser:
+    """Return the argument parser of an experiment, and limit torch to one thread.
 
     Args:
-        doc: the program's docstring.
+        doc: description of the experiment.
         name: name of the experiment, for its default folders.
         tasks: choices of the first argument.
-        data: help text of the overrides.
+        overrides_help: help text of the remaining arguments, which are overrides of the config.
     """
     torch.set_num_threads(1)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
     parser.add_argument("task", choices=tasks)
-    parser.add_argument("overrides", nargs="*", help=data)
+    parser.add_argument("overrides", nargs="*", help=overrides_help)
     parser.add_argument("--runs", type=Path, default=Path("runs") / name, help="folder with one file per run")
     parser.add_argument("--results", type=Path, default=Path("runs/results") / name, help="tables")
     return parser
 
 
 def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Record:
-    """Return the record of a run, with its rows and environment. If its file is missing, run it first.
+    """Return the record of a run, which contains its rows, the machine and package versions.
+
+    If the file of the record exists, it is read. Otherwise the run is executed, and its record is written.
 
     Args:
-        path: the run's file.
-        run: runs it and returns the rows.
+        path: file of the record.
+        run: function that executes the run and returns its rows.
         digits: number of significant digits to which floats in the rows are rounded.
     """
     if not path.exists():
@@ -69,7 +71,17 @@ def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Recor
 def write_results(
     results: Path, records: Sequence[Record], read: Callable[[list[Row]], list[Row]], command: str
 ) -> None:
-    """Write the rows of all runs, the results that ``read`` computes from them, and where they come from."""
+    """Write the tables of an experiment to a folder.
+
+    The files are worths.json with the rows of all runs, outcome.json with the results of the experiment, and
+    origin.json with the command and the machines.
+
+    Args:
+        results: the folder.
+        records: the records of all runs.
+        read: function that computes the results from the rows.
+        command: the command that ran the experiment.
+    """
     made_by: list[Any] = []
     for record in records:
         made_by += [record["environment"]] if record["environment"] not in made_by else []

@@ -24,7 +24,7 @@ WITH_MEMBERS = ("EchoLoader", "AdaScale", "Watch")
 
 
 def first_sentence(thing: object) -> str:
-    """Return the first sentence of a docstring on one line."""
+    """Return the first sentence of an object's docstring on one line."""
     paragraph = (inspect.getdoc(thing) or "").split("\n\n")[0].removesuffix("::")
     line = " ".join(paragraph.split()).replace("``", "`").replace("|", "or")
     return re.split(r"\. (?=[A-Z`])", line)[0].rstrip(".")

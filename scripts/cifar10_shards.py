@@ -27,10 +27,11 @@ def write_shards(
     """Write the shards of all splits, and return their paths.
 
     Args:
-        data: as ``data.path`` of task cifar10.
-        into: the folder, which is created if missing.
+        data: folder or hub id of CIFAR-10, as for the config key ``data.path``.
+        into: folder for the shards, which is created if missing.
         shard_examples: number of examples in a training shard; the last shard may have fewer.
-        validation_examples, split_seed: as ``data.*`` of task cifar10.
+        validation_examples: number of examples in the validation split.
+        split_seed: seed of the validation split.
 
     Raises:
         DataError: the data cannot be read.

@@ -1,11 +1,12 @@
-"""``make reproduce BUDGET_S=540``: run the next unfinished sweeps of the reproduction, within a time budget.
+"""``make reproduce BUDGET_S=540``: run the next unfinished experiments of the reproduction, for 540 seconds.
 
-If the budget ends during a sweep, the next call continues this sweep. Finished sweeps are collected into
-``runs/results/``. From there, ``python -m experiments.evidence --results runs/results`` draws the figures and
-decides which of the paper's claims hold.
+An experiment is a sweep over several configurations. If the time ends during a sweep, the next call continues
+this sweep. The results of finished sweeps are collected in ``runs/results/``. The command ``python -m
+experiments.evidence --results runs/results`` then draws the figures and decides which of the paper's claims
+hold.
 
-``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, except experiments/fig4, which needs a slow
-store; see its page.
+``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10. It omits the experiment fig4, which needs a
+server that simulates slow storage. See experiments/fig4/README.md for how to run this experiment.
 """
 
 import argparse
@@ -38,7 +39,7 @@ OF_CIFAR10 = (
 
 
 def run(arguments: list[str], left_s: float) -> bool:
-    """Run or continue one sweep, and return whether it ends in time."""
+    """Run or continue one sweep for at most ``left_s`` seconds, and return whether it has finished."""
     # Start a process group, so that at the end of the budget every trial gets Ctrl-C and writes a checkpoint.
     with subprocess.Popen([sys.executable, "-m", "adaecho.run", *arguments], process_group=0) as sweep:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Ranges(SimpleHTTPRequestHandler):
-    """Serve files and byte ranges of files. The server of the standard library does not support ranges."""
+    """An HTTP handler for files and byte ranges of files. The standard library's handler has no ranges."""
 
     protocol_version = "HTTP/1.1"  # keep connections open for the next range
 
@@ -42,7 +42,7 @@ class Ranges(SimpleHTTPRequestHandler):
 
 
 class _Paced(Ranges):
-    """Serve files below ``slow/`` and ``fast/``."""
+    """An HTTP handler that serves files both below ``/slow/``, at a limited rate, and below ``/fast/``."""
 
     bytes_per_s = 0
 
@@ -50,7 +50,7 @@ class _Paced(Ranges):
         return super().translate_path("/" + path.lstrip("/").partition("/")[2])
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        """Send a file, below ``/slow/`` in small pieces at the limited rate."""
+        """Send a file. Below ``/slow/``, send it in small pieces at the limited rate."""
         with contextlib.suppress(ConnectionError):  # the client may close the connection early
             if not self.path.startswith("/slow/"):
                 return super().copyfile(source, outputfile)

@@ -27,8 +27,8 @@ def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """Compute the norms of the gradients of each parameter group.
 
     Returns:
-        For each group, the norms as scalars on the device, float64 (float32 on MPS). A large gradient on a
-        CPU is split into pieces and has one norm per piece.
+        For each group, the norms as scalars on the device, float64 (float32 on MPS). There is one norm per
+        gradient, or several if a large gradient on a CPU is split into pieces.
     """
     groups = [list(_pieces(group)) for group in gradients]
     # Group by dtype, because on a GPU a list of mixed dtypes would launch one kernel per tensor.
@@ -64,7 +64,10 @@ def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 class Estimate(NamedTuple):
-    """Clipped estimates from one step.
+    """Estimates of sigma^2 and mu^2 from a single step, after clipping.
+
+    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
+    expected gradient.
 
     Attributes:
         variance: estimate of sigma^2, at least 1e-6.

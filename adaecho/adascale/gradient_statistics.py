@@ -1,4 +1,4 @@
-"""Measure AdaScale's gradient statistics by hooks that observe each backward pass."""
+"""Measure AdaScale's gradient statistics with hooks that observe each backward pass."""
 
 import math
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ class Settings:
 
 
 class Pending(NamedTuple):
-    """The averages as they will be after the pending step.
+    """AdaScale's moving averages, updated for a step that the optimizer has not taken yet.
 
     Attributes:
-        averages: one for each parameter group.
-        finite: whether all gradients of the pending step are finite.
+        averages: the averages of sigma^2 and mu^2 (see ``Averages``) for each parameter group.
+        finite: whether all gradients of the current step are finite. If not, the averages leave them out.
     """
 
     averages: list[Averages]
@@ -87,7 +87,7 @@ class GradientStatistics:
         self._begin_gradients()
 
     def commit(self) -> None:
-        """Adopt the pending averages, because the optimizer has taken the step."""
+        """Make the averages in ``pending`` permanent, after the optimizer has taken the step."""
         self.averages = self.pending.averages
 
     def unhook(self) -> None:
@@ -114,9 +114,10 @@ class GradientStatistics:
 
     @property
     def pending(self) -> Pending:
-        """The averages including the gradients of the current step, which has not been taken yet.
+        """The moving averages of sigma^2 and mu^2, updated with the gradients of the current step.
 
-        The first access in each step waits for the device.
+        The gradients are included after the last backward pass of the step. ``commit`` makes the new averages
+        permanent. The first access in each step waits for the device.
         """
         if self._readings is None:
             return Pending(self.averages, True)
@@ -128,7 +129,7 @@ class GradientStatistics:
         return self._pending
 
     def gains(self) -> list[float]:
-        """Return the gain of each parameter group, followed by the pooled gain."""
+        """Return the gain of each parameter group, followed by the gain of all trained groups together."""
         estimates = [*self.pending.averages, self.pooled()]
         return [gain_ratio(one.variance, one.square, self.settings.scale) for one in estimates]
 

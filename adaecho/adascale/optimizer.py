@@ -155,8 +155,15 @@ class AdaScale(Optimizer):
     def gain(self, pg_idx: int | None = None) -> float:
         """Return the gain, in [1, S], of one parameter group, or by default of all trained groups together.
 
-        S is the number of base batches per step. The gain includes the current step after its last backward
-        pass, and is 1 before the first sample. The call waits for the device.
+        The gain says how many steps of the base schedule one step replaces. The base schedule is the
+        learning-rate schedule for training with one base batch per step. AdaScale instead averages S base
+        batches per step, and multiplies the learning rate by the gain.
+
+        The gain is 1 until the first step has been measured. It includes the gradients of the current step as
+        soon as the step's last backward pass has run. The call waits for the device.
+
+        Args:
+            pg_idx: index of the parameter group; None for all trained groups together.
         """
         return self._statistics.gains()[-1 if pg_idx is None else pg_idx]
 
@@ -208,6 +215,10 @@ class AdaScale(Optimizer):
     def done(self, total_steps: float) -> bool:
         """Return whether training is complete, that is whether tau >= ``total_steps`` (Algorithm 2).
 
+        tau is the sum of the gains so far. It says how many steps of the base schedule the steps so far
+        replace. The base schedule is the learning-rate schedule for training with one base batch per step.
+        The algorithm is that of Johnson et al., arXiv 2007.05105.
+
         Args:
             total_steps: number of steps of the base schedule.
         """
@@ -218,12 +229,18 @@ class AdaScale(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each group's learning rate scaled by ``rule``, then restore the learning rates.
 
-        If a gradient is not finite, all ranks skip the step, and the averages and ``scale_invariant_steps``
-        stay unchanged.
+        The argument ``rule`` of AdaScale selects the factor: the gain of the group, its square root, or 1.
+
+        If a gradient is not finite, all ranks skip the step. The moving averages, from which the gain is
+        computed, and ``scale_invariant_steps`` then stay unchanged.
+
+        Args:
+            closure: function that runs the backward passes of the step and returns the loss.
 
         Raises:
-            RuntimeError: fewer than ``num_gradients_to_accumulate`` backward passes have run, or the number
-                of ranks has changed since AdaScale was created.
+            RuntimeError: only some of the ``num_gradients_to_accumulate`` backward passes have run, the
+                gradients do not come from ``backward()``, or the number of ranks has changed since AdaScale
+                was created.
         """
         loss = None
         if closure is not None:
@@ -308,14 +325,15 @@ class AdaScale(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with AdaScale's averages and progress added.
 
-        The additions are numbers in each parameter group, under keys that begin with ``adascale_``.
-        ``torch.load(weights_only=True)`` and ``torch.distributed.checkpoint.state_dict`` support this state.
+        AdaScale adds numbers to each parameter group in the state, under keys that begin with ``adascale_``.
+        The state can be loaded by ``torch.load(weights_only=True)``. It can also be saved and loaded with
+        ``torch.distributed.checkpoint.state_dict``.
 
-        To resume, create AdaScale with the same arguments. If the base batch stays the same, ``scale`` and
-        ``num_gradients_to_accumulate`` may differ.
+        To resume, create AdaScale with the same arguments as before. ``scale`` and
+        ``num_gradients_to_accumulate`` may differ if the base batch stays the same.
 
         Raises:
-            RuntimeError: some but not all backward passes of a step have run.
+            RuntimeError: the current step is incomplete, because only some of its backward passes have run.
         """
         self._statistics.refuse_between_passes("state_dict()")
         state = self._optimizer.state_dict()

@@ -1,1 +1,1 @@
-"""The typed schema that ``conf/`` fills, and the checks that a type can't say."""
+"""The typed config of a run, and checks of its values."""

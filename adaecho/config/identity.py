@@ -1,6 +1,4 @@
-"""Select the part of a config that decides the results of a run, and compute its hash, which names run
-folders.
-"""
+"""Find the part of a config that affects the results of a run, and name run folders by its hash."""
 
 import hashlib
 import json
@@ -54,7 +52,7 @@ _DIGEST_VALUES: dict[str, dict[Any, Any]] = {
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that determines the results of a run, as plain dicts."""
+    """Return the part of a config that affects the results of a run, as plain dicts."""
     of_task = {f"task.{key}": value for key, value in added_options(config["task"].get("name")).items()}
     added = _ADDED | of_task
 
@@ -71,13 +69,13 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_key(key: str) -> str:
-    """Return the name that digests use for a dotted key; it differs if the key has been renamed."""
+    """Return the name of a dotted config key to use in hashes. A renamed key keeps its old name there."""
     group, _, name = key.rpartition(".")
     return f"{group}.{_DIGEST_NAMES.get(key, name)}" if group else name
 
 
 def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """Replace renamed keys and values of an identity by the old names that digests use."""
+    """Replace renamed keys and values by their old names, so that renaming does not change hashes."""
     form = {}
     for name, value in kept.items():
         key, values = group + name, _DIGEST_VALUES.get(group + name)
@@ -89,15 +87,15 @@ def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def run_id(config: dict[str, Any]) -> str:
-    """Return the name of a run: the first ten hexadecimal digits of a digest of its identity."""
+    """Return the name of a run: the first ten hexadecimal digits of a hash of its identity."""
     form = digest_form(identity(config))
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return one line for each difference that prevents a run from being resumed.
+    """Return one line for each difference between two configs that prevents a run from being resumed.
 
-    A larger budget is allowed.
+    Larger budgets are allowed, and so are settings that do not affect the results.
     """
     return differences(identity(recorded), identity(now)) + smaller_budgets(recorded, now, COUNTED_BUDGETS)
 
@@ -113,7 +111,7 @@ def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """Return one line for each budget that is smaller now than the recorded budget."""
+    """Return one line for each budget that is smaller now than in the recorded config."""
     pairs = [(key, recorded.get(key), now.get(key)) for key in keys]
     return [
         f"{key}: {_show(old)} in the folder, {_show(new)} now (a budget can only grow)"
@@ -123,7 +121,7 @@ def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequenc
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flatten nested dicts to a list of dotted keys with their values."""
+    """Flatten nested dicts to a list of pairs of a dotted key and its value."""
     items: list[tuple[str, Any]] = []
     for key, value in tree.items():
         inner = isinstance(value, dict) and value

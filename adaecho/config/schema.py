@@ -272,7 +272,7 @@ _RANGES = {
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
-    """Convert a composed config to plain dicts, lists and numbers, and leave out Hydra's own settings.
+    """Convert a composed config to plain dicts, lists and numbers, without Hydra's own settings.
 
     Raises:
         ConfigError: the user added a key with ``+key=`` that is not in the schema.
@@ -288,7 +288,7 @@ def to_plain(config: DictConfig | Config) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Config:
-    """Build and validate a ``Config`` from plain values: a composed config, or a run's ``config.yaml``.
+    """Build and validate a ``Config`` from plain values, such as the content of a run's ``config.yaml``.
 
     Raises:
         ConfigError: a key is unknown, or its value has the wrong type or is out of range.
@@ -385,7 +385,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
 
 
 def _validate_adascale(config: Config) -> None:
-    """Reject settings with which AdaScale's gain, or the learning rate that it scales, would be wrong."""
+    """Reject settings for which AdaScale would compute a wrong gain or a wrong learning rate."""
     adascale, name = config.adascale, config.optimizer.name
     count = adascale.num_gradients_to_accumulate
     if config.batch_size % count:

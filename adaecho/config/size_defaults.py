@@ -23,9 +23,9 @@ _RATE_PER_EXAMPLE = 0.001  # gives about the learning rate 0.03 of experiment=ca
 
 
 def scaled(key: str, *, _root_: DictConfig) -> Any:
-    """Return the default for one key. The YAML files use it as the resolver ``${adaecho.scaled:key}``.
+    """Return the default value of one setting, computed from the size of the user's dataset.
 
-    The keys and their values are:
+    The YAML files in ``conf/`` call this function as ``${adaecho.scaled:key}``. The keys and values are:
 
     * ``validation_examples``: a fifth of the data, at most 1,000; None if the data has a validation split.
     * ``batch_size``: the largest power of two from 4 to 64 with at least 16 batches per epoch.
@@ -33,11 +33,12 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     * ``every_fresh_examples``: half an epoch between two evaluations.
     * ``max_fresh_examples``: 10 epochs, or about 50,000 examples if that is less, but at least 2 epochs.
     * ``learning_rate``: 0.001 times the batch size.
-    * ``decay_steps``: the number of training steps without echoing.
+    * ``decay_steps``: ``max_fresh_examples`` divided by the batch size.
     * ``axes``: the search ranges, 0.1 to 10 times ``learning_rate`` and 0.8 to 0.99 for momentum.
 
-    A batch size set by the user changes ``learning_rate`` and ``decay_steps``. A budget below two epochs
-    shrinks ``shuffle_buffer`` to an eighth and ``every_fresh_examples`` to a quarter of that budget.
+    If the user sets the batch size, ``learning_rate``, ``axes`` and ``decay_steps`` follow it. If the user
+    sets a budget of less than two epochs, ``shuffle_buffer`` is an eighth and ``every_fresh_examples`` a
+    quarter of it.
 
     Raises:
         ConfigError: ``data.path`` is not set.
@@ -78,7 +79,9 @@ def describe(plain: dict[str, Any]) -> str:
 
 
 def _split(size: Size) -> tuple[int | None, int]:
-    """Choose the size of the validation split, a fifth of the units (examples or documents), at most 1,000.
+    """Choose the size of the validation split: a fifth of the training data, at most 1,000 units.
+
+    A unit is a document for text, and an image for images.
 
     Returns:
         The number of units to hold out for validation, or None if the data has its own validation split; and

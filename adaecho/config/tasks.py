@@ -20,12 +20,12 @@ from adaecho.errors import ConfigError
 
 
 class Size(NamedTuple):
-    """The size of the training data.
+    """The size of a dataset.
 
     Attributes:
-        examples: the number of examples in the training files.
-        units: the number of items that ``data.validation_examples`` counts, which are examples for most
-            tasks and documents for text.
+        examples: the number of training examples, which may be an estimate.
+        units: the number of training documents for text, or of training images. ``data.validation_examples``
+            holds out some of them for validation.
         has_validation: whether the data has its own validation split.
     """
 
@@ -52,7 +52,10 @@ class TaskConfig:
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the data, from which ``scale=`` chooses defaults.
+        """Return the size of the dataset, for the setting ``scale=``.
+
+        ``scale=images`` and ``scale=text`` choose defaults, such as the batch size and the training budget,
+        that suit the size of the user's data.
 
         Args:
             path: the value of ``data.path``.
@@ -87,7 +90,7 @@ def find_task(name: str) -> ModuleType:
 
 
 def options_class(name: str) -> type[TaskConfig]:
-    """Return the dataclass of a task's options, without importing the modules of built-in tasks.
+    """Return the dataclass of a task's options.
 
     Raises:
         ConfigError: no such task exists (see ``find_task``), or its options do not extend ``TaskConfig``.
@@ -102,19 +105,20 @@ def options_class(name: str) -> type[TaskConfig]:
 
 
 def added_options(name: str) -> dict[str, Any]:
-    """Return the options that are listed in a task's ``added``, with their defaults."""
+    """Return the options that a task lists in ``TaskConfig.added``, with their default values."""
     options = our_options().get(name, TaskConfig)
     return {field.name: field.default for field in fields(options) if field.name in options.added}
 
 
 def our_options() -> dict[str, type[TaskConfig]]:
-    """Return the options class of each built-in task by its name, without importing torch."""
+    """Return the options class of each built-in task by the task's name."""
+    # The module of options does not import torch.
     options: dict[str, type[TaskConfig]] = importlib.import_module(f"{ENTRY_POINTS}.options").OPTIONS
     return options
 
 
 def check_options(plain: dict[str, Any]) -> TaskConfig:
-    """Return a task's typed and checked options, built from plain values.
+    """Build the typed options of a task from plain values, and check them.
 
     Raises:
         ConfigError: the task or an option is unknown, or a value has the wrong type or is out of range.
@@ -133,13 +137,13 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
     return checked
 
 
-def module_path(name: str, group: str, expected: str) -> str:
-    """Return the dotted path of a module, given the path itself or the name of an entry point.
+def module_path(name: str, group: str, message_start: str) -> str:
+    """Return the dotted path of a module, given this path or the name of an entry point.
 
     Args:
         name: the name of an entry point in ``group``, or the dotted path of a module.
         group: a group of entry points.
-        expected: the beginning of the error message if no such module exists.
+        message_start: the first words of the error message if no such module exists.
 
     Raises:
         ConfigError: no such module exists.
@@ -149,9 +153,9 @@ def module_path(name: str, group: str, expected: str) -> str:
     with suppress(ImportError, ValueError):  # the parent is missing or not a package, or the name is empty
         if find_spec(name) is not None:
             return name
-    raise ConfigError(f"{expected}, an entry point of the group {group}, or an importable module")
+    raise ConfigError(f"{message_start}, an entry point of the group {group}, or an importable module")
 
 
 def callback_path(name: str) -> str:
-    """Return the dotted path of the module of a callback (see ``module_path``)."""
+    """Return the dotted path of a callback's module, given this path or the name of an entry point."""
     return module_path(name, "adaecho.callbacks", f"callbacks=[{name}]: expected the name of a callback")

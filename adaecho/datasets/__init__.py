@@ -1,1 +1,1 @@
-"""Find and read stored data sets, and return arrays or sources of examples."""
+"""Find and read stored datasets, and return arrays or sources of examples."""

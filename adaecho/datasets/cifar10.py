@@ -1,4 +1,4 @@
-"""Read CIFAR-10 into memory, from tables in the hub's schema (``img``, ``label``) or the original pickles."""
+"""Read CIFAR-10 into memory, from tables with columns ``img`` and ``label`` or from the original pickles."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -23,10 +23,12 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Cifar10(NamedTuple):
-    """Stored images of CIFAR-10.
+    """The CIFAR-10 images that were found at a path, and a function that reads them.
 
     Attributes:
-        read: ``read(split, bad)`` returns the usable examples of a split, decoded, in stored order.
+        read: ``read(split, bad)`` reads and decodes a split, "train" or "test", in stored order. It returns
+            the arrays ``image`` and ``label``. Examples that cannot be decoded are skipped and added to
+            ``bad``, which raises a ``DataError`` if there are more than allowed.
         has_test: whether there is a split "test".
         files: the files of all splits.
     """
@@ -37,15 +39,14 @@ class Cifar10(NamedTuple):
 
 
 def find(path: str | None, decode: Decode) -> Cifar10:
-    """Find the images of ``data.path``.
+    """Find the CIFAR-10 images at a path. The images are read later, by ``Cifar10.read``.
 
     Args:
         path: a folder with parquet files, the folder ``cifar-10-batches-py`` or its parent, or a hub id.
-        decode: decodes one example.
+        decode: a function that decodes one example.
 
     Raises:
-        DataError: there is no such data. Calling ``read`` of the result raises it if there are more bad
-            examples than allowed.
+        DataError: there is no such data.
     """
     if path is None:
         raise DataError("data.path=null: cifar10 needs a folder or a hub id, e.g. data.path=uoft-cs/cifar10")
@@ -85,7 +86,7 @@ def _read_pickles(root: Path, split: Split) -> Images:
 def decode_all(
     examples: Iterable[tuple[str, dict[str, Any]]], decode: Decode, bad: BadExampleBudget
 ) -> Images:
-    """Decode examples on all cores (OpenCV releases the GIL), and stack those that can be decoded.
+    """Decode examples in parallel on all cores, and stack those that can be decoded.
 
     Args:
         examples: pairs of an example's name for messages and the example.
@@ -99,7 +100,7 @@ def decode_all(
         except ValueError as error:
             return f"{named[0]}: {error}"
 
-    with ThreadPool(os.cpu_count()) as threads:
+    with ThreadPool(os.cpu_count()) as threads:  # OpenCV releases the GIL
         decoded = threads.map(attempt, examples, _CHUNK)
     bad.add(*(line for line in decoded if isinstance(line, str)))
     usable = [example for example in decoded if not isinstance(example, str)]

@@ -34,8 +34,8 @@ class GroundTruth:
     Attributes:
         boxes: float32 [K, 4] as x1, y1, x2, y2 in pixels.
         labels: int64 [K], from 1.
-        crowd: bool [K], whether the box surrounds many objects. This box is not trained on, and is not
-            counted as missed.
+        crowd: bool [K], COCO's flag for a box around a crowd of objects. Such boxes are not used for
+            training, and are not counted as missed if no detection matches them.
         areas: float64 [K], areas of the objects in pixels, which determine whether they count as small,
             medium or large.
     """
@@ -48,14 +48,15 @@ class GroundTruth:
 
 @dataclass(frozen=True, eq=False)
 class DetectionImages:
-    """A map-style dataset of encoded images with their boxes, without crowds.
+    """A map-style dataset of images with bounding boxes, in COCO's format.
 
-    An example is ``{"image", "boxes", "labels", "size"}``.
+    An example is ``{"image", "boxes", "labels", "size"}``, with the image as encoded bytes. A box that COCO
+    marks as a crowd of objects is not part of an example.
 
     Attributes:
-        categories: names of the categories; label k has the name at index k - 1.
+        categories: names of the categories. Label k stands for ``categories[k - 1]``.
         files: path of each image.
-        truths: boxes of each image, including crowds.
+        truths: the annotated boxes of each image, including those of crowds.
         sizes: height and width of each image in pixels, from the annotations.
     """
 
@@ -78,31 +79,36 @@ class DetectionImages:
         }
 
     def origin(self, row: int) -> str:
-        """Return the name of an image for messages."""
+        """Return the name of an image, for messages."""
         return str(self.files[row])
 
     def with_boxes(self) -> "DetectionImages":
-        """Return the images that have at least one box that is not a crowd."""
+        """Return the images that have at least one box, not counting boxes of crowds."""
         return self.take([row for row, truth in enumerate(self.truths) if not truth.crowd.all()])
 
     def take(self, rows: Sequence[int]) -> "DetectionImages":
-        """Return the images of these rows."""
+        """Return a dataset of the images with these indices."""
         columns = ([column[row] for row in rows] for column in (self.files, self.truths, self.sizes))
         return DetectionImages(self.categories, *columns)  # type: ignore[arg-type]
 
 
 def read_both(path: str, bad: BadExampleBudget) -> tuple[DetectionImages, DetectionImages | None, list[Path]]:
-    """Read the training split, the validation split if there is one, and the paths of the annotation files.
+    """Read the training images and, if present, the validation images of a dataset in COCO's format.
+
+    Images without a file are skipped. A box is skipped if it has no area within its image, or if its image or
+    category is not listed. The other boxes of the image are still used.
 
     Args:
         path: a folder with ``annotations/instances_train2017.json``, ``train2017/`` and so on; other common
             names are found too.
-        bad: collects what is skipped: images without a file, boxes that have no area within their image, and
-            boxes of an unlisted category or image. If a box is skipped, the rest of its image is used.
+        bad: collects the skipped images and boxes, and limits their number.
+
+    Returns:
+        The training split, the validation split or None, and the paths of the annotation files.
 
     Raises:
-        DataError: files are missing or not in the schema, no image is left, more is bad than the budget
-            allows, or the splits have different categories.
+        DataError: files are missing or not in COCO's format, no image is left, more images and boxes are
+            skipped than ``bad`` allows, or the splits have different categories.
     """
     top = Path(path).expanduser()
     if not top.is_dir():
@@ -159,7 +165,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
 
 
 def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Path]:
-    """Return the paths of the listed images, in the folder that contains most of them."""
+    """Return the paths of the listed images, in the one folder that contains most of them."""
     present: dict[str, Path] = {}
     folders = [top / name.format(split=word) for word in _SPLITS[split] for name in _IMAGES]
     for folder in [file.parent, *folders]:
@@ -170,7 +176,7 @@ def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Pa
 
 
 def _usable(annotation: dict[str, Any], label: int, height: float, width: float) -> list[float]:
-    """Check one annotation.
+    """Check one annotation, and return its values.
 
     Returns:
         x1, y1, x2 and y2 of the box clipped to the image, its label, its crowd flag, and the area of the

@@ -1,4 +1,4 @@
-"""Read documents of text from text files, JSON lines, tables (parquet, the hub) or the standard library."""
+"""Read text documents from text files, JSON lines, tables (parquet or the hub) or the standard library."""
 
 import gzip
 import json
@@ -24,11 +24,11 @@ _WORDS = {"train": "train|training", "validation": "validation|valid|val|dev", "
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of text, by split.
+    """Text documents, grouped into splits.
 
     Attributes:
-        splits: files, or ``datasets`` splits, under the names ``train`` and, if present, ``validation`` and
-            ``test``.
+        splits: the parts of each split. The keys are ``train`` and optionally ``validation`` and ``test``.
+            Each part is a file, or a table of the library ``datasets``.
         files: all files of the splits.
         column: name of the text column in tables and JSON lines.
         lines: whether each line of a text file is a document; otherwise a whole file is one document.
@@ -41,11 +41,16 @@ class Documents:
 
     @property
     def held_out(self) -> str | None:
-        """The split to validate on: ``validation`` if present, else ``test`` if present, else None."""
+        """The name of the held-out split: ``validation``, or else ``test``; None if there is neither."""
         return next((name for name in ("validation", "test") if name in self.splits), None)
 
     def read(self, shard: Any, first: int = 0) -> Iterator[tuple[str, Text]]:
-        """Yield the documents of a file or table from index ``first`` on, each with its name for messages."""
+        """Yield the documents of a file or table, as pairs of a name for messages and the text.
+
+        Args:
+            shard: a file or table from ``splits``.
+            first: the index of the first document to yield.
+        """
         if not isinstance(shard, Path):
             rows = shard.select(range(first, len(shard))).with_format("arrow").iter(1000)
             texts = (text for batch in rows for text in batch[self.column].to_pylist())
@@ -113,7 +118,7 @@ def _by_split(root: Path, files: list[Path]) -> dict[str, list[Path]]:
 
 
 def _standard_library() -> list[Path]:
-    """Return the modules of the standard library, sorted.
+    """Return the source files of Python's standard library, sorted by path.
 
     Tests, documentation and installed packages are left out.
     """
@@ -132,7 +137,7 @@ def _texts(file: Path, *, lines: bool) -> Iterator[Text]:
 
 
 def _json_lines(file: Path, column: str) -> Iterator[Text]:
-    """Yield the texts of JSON lines. As in parquet, null is an empty document. Blank lines are skipped."""
+    """Yield the texts in a JSON lines file. A null is an empty document, and blank lines are skipped."""
     try:
         with gzip.open(file, "rb") if file.suffix.lower() == ".gz" else file.open("rb") as opened:
             for line in filter(bytes.strip, opened):

@@ -1,6 +1,6 @@
 """Read encoded images with one class label each, from class folders, parquet tables, the hub or tar shards.
 
-ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) has this form.
+ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) is an example of such data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _VALIDATION = ("validation", "val", "valid", "test")
 
 
 class ImageFiles:
-    """A map-style dataset of image files: the bytes of each file as ``image``, and its ``label``."""
+    """A map-style dataset of image files. An example is ``{"image": bytes of the file, "label": int}``."""
 
     thread_safe = True
 
@@ -33,12 +33,12 @@ class ImageFiles:
         return {"image": self.files[row].read_bytes(), "label": self.labels[row]}
 
     def origin(self, row: int) -> str:
-        """Return the name of an image for messages."""
+        """Return the name of an image, for messages."""
         return str(self.files[row])
 
 
 class ImageTable:
-    """A map-style dataset of the rows of a ``datasets`` split, with each image as bytes."""
+    """A map-style dataset of the rows of a table of the library ``datasets``, with images as bytes."""
 
     thread_safe = True  # the rows are memory-mapped Arrow data, which no code writes to
 
@@ -57,13 +57,13 @@ class ImageTable:
         return {**example, "image": image}
 
     def origin(self, row: int) -> str:
-        """Return the name of an image for messages."""
+        """Return the name of an image, for messages."""
         return f"{self._name}, row {row}"
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """One split of labelled images.
+    """One split of a dataset of labelled images.
 
     Attributes:
         source: a map-style dataset, or ``TarShards`` whose examples contain the files of each key.
@@ -77,12 +77,18 @@ class LabelledImages:
 
 
 def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledImages, LabelledImages | None]:
-    """Find the training split, and the validation split if there is one.
+    """Find the training images and, if present, the validation images of a dataset.
 
     Args:
-        path: tar shards by path, url or pattern; a hub id; or a folder with one of these contents:
-            ``train/<class>/`` and optionally ``val/<class>/`` (or validation, valid, test); class folders
-            alone; ``train*.tar`` and ``val*.tar``; or parquet files, whose splits ``datasets`` finds.
+        path: where the images are. It can be one of these:
+
+            * tar shards, given by path, URL or pattern;
+            * the id of a dataset on the Hugging Face hub;
+            * a folder with ``train/<class>/`` and optionally ``val/<class>/`` (or validation, valid, test);
+            * a folder of class folders, without splits;
+            * a folder with ``train*.tar`` and optionally ``val*.tar``;
+            * a folder of parquet files. The library ``datasets`` assigns them to splits.
+
         validation_path: the validation images in one of these forms; None if they are under ``path``.
 
     Raises:
@@ -148,7 +154,7 @@ def open_shards(urls: list[str], key: str, **settings: int) -> TarShards:
 
 
 def read_shards(urls: list[str], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all examples of tar shards in stored order, each with its name for messages.
+    """Yield all examples of tar shards in stored order, each together with its name for messages.
 
     Raises:
         DataError: the shards are missing, can't be read, or contain no examples.

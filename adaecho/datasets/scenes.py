@@ -1,6 +1,6 @@
-"""Generate scenes for object detection: handwritten digits from scikit-learn on a canvas of 64 x 64 pixels.
+"""Generate images for object detection: handwritten digits from scikit-learn on a canvas of 64 x 64 pixels.
 
-The scenes are identical on all machines.
+The images are identical on all machines.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _TRIES = 20
 
 
 class Scenes:
-    """A map-style dataset of generated scenes, each with K digits.
+    """A map-style dataset of generated images (scenes), each with K handwritten digits.
 
     An example is ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``.
 
@@ -45,7 +45,7 @@ class Scenes:
         return self.examples[row]
 
     def origin(self, row: int) -> str:
-        """Return the name of a scene for messages."""
+        """Return the name of a scene, for messages."""
         return f"scene {row}"
 
 

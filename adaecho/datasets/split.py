@@ -1,4 +1,4 @@
-"""Split examples into a training and a validation split."""
+"""Split a dataset into training and validation examples."""
 
 from typing import Any
 
@@ -11,7 +11,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Subset:
-    """A map-style dataset of chosen examples of another dataset, which may be larger than the memory.
+    """A map-style dataset with a subset of the examples of another map-style dataset.
+
+    Examples are read from the other dataset on request, so that dataset may be larger than the memory.
 
     Args:
         dataset: a map-style dataset.
@@ -29,7 +31,7 @@ class Subset:
         return self.dataset[int(self.rows[row])]
 
     def origin(self, row: int) -> str:
-        """Return the name of an example for messages."""
+        """Return the name of an example, for messages."""
         return str(self.dataset.origin(int(self.rows[row])))
 
 

@@ -16,7 +16,7 @@ _REMEDY = "after fixing it, run the same command again: a run resumes from its c
 
 
 class Tables(NamedTuple):
-    """A data set that consists of tables.
+    """A dataset that consists of tables, with one table for each split.
 
     Attributes:
         splits: a ``datasets.Dataset`` for each split name, such as "train".
@@ -82,7 +82,7 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Convert storage errors inside the block into a ``DataError`` that names file, cause and remedy."""
+    """Convert storage errors in the ``with`` block to a ``DataError`` that names file, cause and remedy."""
     try:
         yield
     except (ConnectionError, tarfile.TarError) as error:
@@ -117,10 +117,10 @@ def _name_and_size(name: str) -> str:
 
 
 class BadExampleBudget:
-    """Collect bad examples, which are skipped, until there are more than a budget allows.
+    """A list of bad examples that were skipped, which raises an error if there are too many.
 
     Args:
-        budget: ``data.max_bad_examples``.
+        budget: the largest allowed number of bad examples, ``data.max_bad_examples``.
 
     Attributes:
         found: a line for each skipped example, with its origin and the reason.

@@ -1,4 +1,4 @@
-"""Text as token numbers, either as memory-mapped examples in the cache folder or as a stream of examples."""
+"""Tokenize text, and read it as memory-mapped examples in the cache folder or as a stream of examples."""
 
 import hashlib
 import json
@@ -27,15 +27,17 @@ _DOCUMENTS = 512  # number of documents that are encoded together
 
 @dataclass(frozen=True)
 class Packing:
-    """Describes how documents become examples of ``block`` predictions, that is, of ``block + 1`` tokens.
+    """How text documents are cut into training examples.
+
+    An example has ``block + 1`` tokens. A language model predicts each of them except the first.
 
     Attributes:
         kind: with ``packed``, all documents are joined, each followed by an END, and cut into blocks that
             overlap by one token; an incomplete last block is dropped. With ``sentence``, each document
             becomes one example with an END on both sides; a short document is filled up with PAD, and a long
             one is cut off.
-        block: number of predictions of an example.
-        vocabulary: number of tokens, including PAD and END.
+        block: number of tokens that are predicted in an example.
+        vocabulary: number of different tokens, including PAD and END.
     """
 
     kind: str
@@ -68,14 +70,15 @@ def cache_key(documents: Documents, *settings: Any) -> str:
 
 
 def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Tokens:
-    """Return the tokenized examples of documents, from the cache if they are there.
+    """Return the tokenized examples of documents. They are computed once, and then read from the cache.
 
     Args:
-        documents: text by split.
-        packing: how documents become examples.
-        data: ``validation_examples`` of the training documents are held out for validation, chosen by
-            ``split_seed``; if it is null, the split ``validation``, or else ``test``, is used. Up to
-            ``max_bad_examples`` unreadable documents are skipped.
+        documents: the text documents.
+        packing: how documents are cut into examples.
+        data: the settings ``data.*``. ``validation_examples`` is the number of training documents to hold out
+            for validation, and ``split_seed`` chooses them. If ``validation_examples`` is None, the documents
+            must have a validation or test split, which is then used. ``max_bad_examples`` is the number of
+            unreadable documents that may be skipped.
 
     Raises:
         DataError: there are more bad documents than allowed, there is too little text, or the cache can't be
@@ -94,12 +97,12 @@ def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Token
 
 
 def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
-    """Return the tokenizer of some texts, from the cache if it is there.
+    """Return a tokenizer that was trained on some texts. It is trained once, and then read from the cache.
 
     Args:
         key: cache key of the texts; see ``cache_key``.
         texts: read only if the tokenizer is not in the cache.
-        vocabulary: number of tokens.
+        vocabulary: number of different tokens.
     """
     file = cache_folder() / f"{key}.tokenizer.json"
     if not file.exists():
@@ -111,7 +114,7 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
 
 @contextmanager
 def _new_in_cache(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that is renamed to ``path`` at the end of the block."""
+    """Yield a temporary path that is renamed to ``path`` at the end of the ``with`` block."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
@@ -135,7 +138,7 @@ def _move(new: Path, path: Path) -> None:
 
 
 def _examples(file: Path, packing: Packing) -> NDArray[Any]:
-    """Return the examples [n, block + 1] of a file."""
+    """Memory-map the examples in a file, as an array [n, block + 1]."""
     flat = np.memmap(file, _dtype(packing.vocabulary), "r")
     if packing.kind == "sentence":
         return flat.reshape(-1, packing.block + 1)
@@ -151,12 +154,12 @@ def _load_tokenizer(file: Path) -> Any:
 
 
 def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig) -> None:
-    """Train a tokenizer on the documents, and write it and the tokenized examples into a folder."""
+    """Train a tokenizer on the documents, and write it and the tokenized examples to a folder."""
     counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, _dtype(packing.vocabulary)
     bad = BadExampleBudget(data.max_bad_examples)
 
     def texts(split: str, *, count: bool = False) -> Iterator[str]:
-        """Yield the usable documents. If ``count`` is set, count and report the others too."""
+        """Yield all documents except empty and unreadable ones, which are counted if ``count`` is set."""
         for shard in documents.splits[split]:
             for origin, text in documents.read(shard):
                 if isinstance(text, str) and text.strip():
@@ -211,7 +214,7 @@ def _dtype(vocabulary: int) -> np.dtype[Any]:
 
 
 def sentence(tokens: list[int], block: int, dtype: Any) -> NDArray[Any]:
-    """Return the first ``block + 1`` tokens, filled up with PAD."""
+    """Return the first ``block + 1`` tokens as an array, padded with PAD to this length."""
     row = np.full(block + 1, PAD, dtype)
     row[: len(tokens)] = tokens[: block + 1]
     return row
@@ -253,20 +256,21 @@ def _encode_all(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[int]]:
 
 
 Cursor = tuple[int, ...]
-"""The index of a file, of a document in the file, and of a block in the document."""
+"""A position in a stream: the index of a file, of a document in the file, and of a block in the document."""
 
 
 class TokenStream:
-    """An iterable over documents as blocks of ``block + 1`` tokens, for training a language model.
+    """A stream of tokenized text examples for training a language model.
 
-    Each document is placed between two END tokens and cut into blocks that overlap by one token. PAD tokens
-    fill the last block.
+    An example is ``{"tokens": array}`` with ``block + 1`` tokens, of which all but the first are predicted.
+    Each document begins and ends with an END token, and is cut into examples that overlap by one token. The
+    last example of a document is padded with PAD tokens.
 
     Args:
-        documents: text by split.
+        documents: the text documents.
         split: the split to read.
         tokenizer: a tokenizer of the ``tokenizers`` library.
-        block: number of predictions of an example.
+        block: number of tokens that are predicted in an example.
         max_bad_examples: number of unreadable documents that may be skipped in each pass.
     """
 
@@ -279,18 +283,18 @@ class TokenStream:
         self.rank, self.world = 0, 1
 
     def set_share(self, rank: int, world_size: int) -> None:
-        """Yield only the examples of this rank from now on."""
+        """Yield only the examples of this rank from now on, with each example on exactly one rank."""
         self.rank, self.world = rank, world_size
 
     def __iter__(self) -> "TokenIterator":
         return self.iterate_from((0, 0, 0))
 
     def iterate_from(self, position: Sequence[int]) -> "TokenIterator":
-        """Return an iterator that resumes from the ``position`` of another iterator."""
+        """Return an iterator that starts at the ``position`` of another iterator."""
         return TokenIterator(self, position)
 
     def examples_from(self, shard: int, document: int, block: int) -> Iterator[tuple[Cursor, NDArray[Any]]]:
-        """Yield each example from a cursor on, with the cursor after it."""
+        """Yield the examples from a position on, each together with the position after it."""
         bad, by_file = BadExampleBudget(self.max_bad_examples), len(self.shards) >= self.world
         for number in range(shard, len(self.shards)):
             if by_file and number % self.world != self.rank:
@@ -313,10 +317,10 @@ class TokenStream:
 
 
 class TokenIterator:
-    """One pass over the documents.
+    """An iterator over the examples of a ``TokenStream``, for one pass over the documents.
 
     Attributes:
-        position: the cursor of the next example.
+        position: the position of the next example in the stream (see ``Cursor``).
     """
 
     def __init__(self, stream: TokenStream, position: Sequence[int]) -> None:

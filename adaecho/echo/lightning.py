@@ -1,10 +1,12 @@
-"""Workarounds for two cases in which Lightning's training loop would resume a loader incorrectly.
+"""Workarounds for two cases in which PyTorch Lightning would resume a loader at the wrong batch.
 
-*Prefetch*: if a loader has no length, Lightning requests each batch one step early. A resume would skip the
-batch that was not used for training yet.
+*Prefetch*: if a loader has no length, Lightning requests each batch one step before it trains on it. A
+checkpoint would then count this batch as used, and a resume would skip it.
 
-*End of an epoch*: a resume from a checkpoint at the end of an epoch would repeat the batches of the first
-epoch, or with ``max_steps`` skip one epoch.
+*End of an epoch*: if a checkpoint was saved at the end of an epoch, Lightning does not pass the loader's
+state to the loader. Training would then repeat the batches of the first epoch. With ``max_steps``, Lightning
+passes the state, but first requests an iterator only to end the completed epoch. This request would skip an
+epoch.
 """
 
 import sys
@@ -18,7 +20,7 @@ _DEPTH = 3  # the fetcher nests a batch in a tuple with its index and in a colle
 
 
 def holds_last_batch(batch_id: int) -> bool:
-    """Return whether Lightning has fetched a batch that no training step has received yet.
+    """Return whether Lightning has requested the last batch, but has not trained on it yet.
 
     Args:
         batch_id: ``id()`` of the last batch that the loader returned.
@@ -28,15 +30,15 @@ def holds_last_batch(batch_id: int) -> bool:
 
 
 def resumed_at_end(loader: Any) -> tuple[dict[str, Any] | None, bool] | None:
-    """Return what a loader must do if a resumed Trainer requests its first iterator.
-
-    Args:
-        loader: the loader.
+    """Return how to begin an iteration that Lightning requests when it resumes at the end of an epoch.
 
     Returns:
-        The state that the loader must load itself, or None, and whether the iterator must be empty, because
-        the Trainer requests it only to end the completed epoch. None unless a Trainer is the caller and
-        resumes at the end of an epoch.
+        None if the caller is not a Lightning Trainer that resumes at the end of an epoch. The iteration then
+        begins as usual. Otherwise a pair:
+
+        * The state that the loader must load first. It is None if Lightning has loaded it already, or has no
+          state for this loader.
+        * Whether the iterator must be empty, because Lightning requests it only to end the completed epoch.
     """
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)
     combined = getattr(loop, "_combined_loader", None)  # None while Lightning checks the loader
@@ -58,7 +60,7 @@ def resumed_at_end(loader: Any) -> tuple[dict[str, Any] | None, bool] | None:
 
 
 def _methods_that_call() -> Iterator[tuple[str, Any]]:
-    """Yield the name and the object of each Lightning method on the call stack, the innermost first."""
+    """Yield the name and the object of each Lightning method on the call stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning.")):

@@ -243,7 +243,7 @@ class EchoLoader(LoaderStats):
         return iterator
 
     def _next(self) -> Batch:
-        """Return the next batch. The caller must then move the cursor to the position after it."""
+        """Return the next batch. The caller must then advance the loader's position past this batch."""
         batch = self._look_ahead()
         if batch is None:
             raise StopIteration
@@ -254,7 +254,7 @@ class EchoLoader(LoaderStats):
         return batch
 
     def _look_ahead(self) -> Batch | None:
-        """Return the next batch without moving the cursor, or None at the end of the iteration."""
+        """Return the next batch without advancing the loader's position; None at the iteration's end."""
         if self._ahead is not None:
             return self._ahead
         here = threading.get_ident()
@@ -300,7 +300,7 @@ class EchoLoader(LoaderStats):
         return batch
 
     def _resume(self) -> None:
-        """Replace the current run by a new one that starts at the cursor."""
+        """Discard the current threads and buffers, and start new ones at the loader's position."""
         self._ahead = None
         self._clocks.pause()
         pipeline = self._pipeline
@@ -402,10 +402,15 @@ class EchoLoader(LoaderStats):
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin iteration number ``epoch``, counted from 0.
 
-        An iteration is one complete loop over the loader. Unlike with DistributedSampler, calling this is
-        optional, because each ``iter()`` begins the next iteration anyway. It has no effect without
-        ``epochs=``, or if a loaded state continues the same iteration. A new loader around an iterable warns
-        and uses the random numbers of iteration 0; pass another ``seed`` to get others.
+        An iteration is one complete loop over the loader. Unlike with DistributedSampler, this call is
+        optional, because each ``iter()`` begins the next iteration anyway.
+
+        The call has no effect without ``epochs=``. It also has no effect if a loaded state lies within
+        iteration ``epoch``, because the next ``iter()`` then continues that iteration.
+
+        A new loader around an iterable does not know how many examples earlier iterations contained. If
+        ``epoch`` is not 0, it therefore warns, and uses the same random numbers as in iteration 0. Load a
+        state, or pass another ``seed``, to get other random numbers.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
@@ -449,7 +454,7 @@ class EchoLoader(LoaderStats):
 
 
 class EchoIterator:
-    """Iterator of an EchoLoader. All iterators of a loader share its cursor and its read-ahead."""
+    """Iterator of an EchoLoader. All iterators of a loader share its position and the batches made ahead."""
 
     def __init__(self, loader: EchoLoader) -> None:
         self._loader = loader

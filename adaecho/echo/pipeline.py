@@ -1,7 +1,7 @@
-"""The permanent parts of a loader (``Pipeline``), and the threads that build its batches (``Run``).
+"""The permanent parts of a loader (``Pipeline``), and its threads, processes and buffers (``Run``).
 
-A run starts at a cursor, which is a position of the training loop. The loader can discard a run and start a
-new one at any time.
+A run makes the batches that follow a given position of the training loop. The loader can discard a run and
+start a new one at any time, for example after an error or to resume from a state.
 """
 
 import _thread
@@ -51,13 +51,15 @@ _NO_FORK = (
 
 
 class Counters(NamedTuple):
-    """The seconds that the loader has spent in its stages so far.
+    """The seconds that the stages of a loader have needed so far.
+
+    For each stage there are two numbers, which are lower bounds on its seconds (see ``_bounds``). All stages
+    work at the same time. The total time is therefore that of the slowest stage, which is the largest number.
 
     Attributes:
-        upstream_s: seconds spent in the stages before the echo, with two lower bounds for each stage
-            (``_bounds``). The stages work at the same time, so the largest entry is the loading time.
-        own_s: the same for the loader's own work after the echo.
-        fresh_batches: number of fresh batches that have been read.
+        upstream_s: the numbers for the stages before the echo.
+        own_s: the numbers for the loader's work after the echo.
+        fresh_batches: number of fresh examples that have been read, divided by the batch size.
     """
 
     upstream_s: tuple[float, ...]
@@ -66,26 +68,27 @@ class Counters(NamedTuple):
 
 
 class Pipeline:
-    """The parts of one loader that last as long as the loader, and its current run.
+    """The parts of a loader that last as long as the loader, and its current run.
 
     Args:
         source: the source of the training data.
         settings: settings of the loader.
-        functions: the user's functions.
+        functions: the functions that the user passed to the loader.
         sampler: sampler that determines the order of rows, or None.
-        device: copies batches to the device.
+        device: copies batches to the target device.
         num_workers: number of workers.
         prefetch: number of batches to read ahead of the echo; None for two per worker.
         processes: whether to use processes even for thread-safe code.
 
     Attributes:
-        streams: computes the loader's streams of examples and batches.
+        streams: computes the order of examples and batches after repeating and shuffling.
         processes: whether the workers are processes. As in a DataLoader, the user's code runs in processes
             unless it declares ``thread_safe``.
         source_length: number of examples in the source; None for an iterable.
-        run: the run that starts or continues at the cursor; None after it was discarded.
-        left: the last cursor with the reader's state there, kept while the reader moves to a new run. If an
-            interrupt stops that move, ``state`` uses this pair, because the reader has left the cursor.
+        run: the run that makes the next batch; None while it makes a batch, and after it was discarded.
+        left: the last position of the training loop, and the state of the reader at this position. It is set
+            only while the reader moves to a new run. If an interrupt stops this move, ``state`` uses the
+            pair, because the reader has left the position.
     """
 
     def __init__(
@@ -121,8 +124,8 @@ class Pipeline:
         before, after = functions.around_the_buffer(origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
         collating = Collator(functions.collate, settings.seed, origin)
-        self.making = BatchBuilder(
-            self.streams.batch_size, after, collating, device.move, length, kept=isinstance(source, MapSource)
+        self.builder = BatchBuilder(
+            self.streams.batch_size, after, collating, device.move, length, copy=isinstance(source, MapSource)
         )
         # If the source's rows can serve as the pool, no examples are copied.
         self.resident, self.group = None, 1
@@ -144,7 +147,7 @@ class Pipeline:
         _OPEN[self] = os.getpid()
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
-        """Return the reader, which is the first stage: read > decode [> augment]."""
+        """Create the first stage, which reads, decodes and, in some variants, augments examples."""
         settings, rank, world = self.settings, self.streams.rank, self.streams.world
         if isinstance(self.source, IterableSource):
             return SequentialReader(self.source, preparation, rank=rank, world=world)
@@ -155,11 +158,11 @@ class Pipeline:
         )  # fmt: skip
 
     def reason_to_wait(self) -> str:
-        """Describe the work that the next batch waits for, with its progress, for a log line."""
+        """Return text for a log line: which work the next batch waits for, and how far this work is."""
         return f"{self.source.name}: {'reading again' if self._newest is None else self._newest.progress()}"
 
     def warn_of_draws(self) -> None:
-        """Warn once that the dataset draws random numbers before the echo. All repeats then share them."""
+        """Warn once that the dataset draws random numbers before the echo, so that repeats share them."""
         if self._draw_once:
             self._draw_once = False
             warn_caller(
@@ -171,11 +174,11 @@ class Pipeline:
         """Abandon the current iteration and begin another one.
 
         Args:
-            position: the current cursor.
+            position: current position of the training loop.
             iteration: number of the iteration to begin, counted from 1.
 
         Returns:
-            The cursor at the start of the iteration, and a run from there.
+            The position at the start of the iteration, and the run that makes its batches.
         """
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
@@ -191,10 +194,12 @@ class Pipeline:
         return position, self._newest
 
     def resume(self, position: LoaderCursor) -> tuple[LoaderCursor, "Run"]:
-        """Move the reader to a cursor, which may mean reading some examples again.
+        """Move the reader to a position of the training loop, and create a run that continues there.
+
+        The reader may have to read some examples again to reach the position.
 
         Returns:
-            The cursor with the updated ``reread_examples``, and a run from there.
+            The position, with these examples added to ``reread_examples``, and the run.
         """
         state, held = self._leave(position), self.streams.held(position)
         reread = self.reader.resume(
@@ -205,7 +210,7 @@ class Pipeline:
         return position, self._newest
 
     def _leave(self, position: LoaderCursor) -> ReaderState:
-        """Discard the run and all log entries after a cursor; return the reader's state at the cursor."""
+        """Discard the run and all log entries after a position. Return the reader's state there."""
         if self.left is None:  # the reader has not moved yet, so its state is known
             self.left = position, self._reader_state(position)
         self._drop()
@@ -213,7 +218,7 @@ class Pipeline:
         return self.left[1]
 
     def _reader_state(self, position: LoaderCursor) -> ReaderState:
-        """Return the reader's state at a cursor."""
+        """Return the state of the reader at a position of the training loop."""
         # Only an iterable needs the oldest example, and finding it takes a while. Between two iterations of
         # other sources the state is empty, because the ranks and the order of rows may change then.
         iterated = isinstance(self.source, IterableSource)
@@ -221,7 +226,7 @@ class Pipeline:
         return self.reader.state(oldest, position.next_index) if iterated or position.in_pass else ([], [])
 
     def state(self, position: LoaderCursor) -> dict[str, Any]:
-        """Return the loader's state at a cursor as a flat dict."""
+        """Return the loader's state at a position of the training loop as a flat dict."""
         if self.left is None:
             return self._state(position, self._reader_state(position))
         return self._state(*self.left)
@@ -238,14 +243,14 @@ class Pipeline:
         }
 
     def restore(self, state: dict[str, Any]) -> LoaderCursor:
-        """Restore the log of a checked state, discard the run, and return the cursor of the state."""
+        """Load a state that has been checked: restore its log, discard the run, and return its position."""
         position, self.streams.log = self.streams.restored(state)
         self.run, self.left = None, (position, (json.loads(state["progress"]), state["fingerprints"]))
         return position
 
     @property
     def examples_read(self) -> int:
-        """Number of examples that all runs have read, including read-ahead."""
+        """Number of examples that this and earlier runs have read, including examples read ahead."""
         return self._read_before + (0 if self._newest is None else self._newest.queue.examples)
 
     @property
@@ -259,11 +264,11 @@ class Pipeline:
         return None if self._newest is None else self._newest.owners
 
     def counters(self) -> Counters:
-        """Return the times of the newest run so far."""
+        """Return the seconds that the stages of the newest run have needed so far."""
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
 
     def stop(self) -> None:
-        """Let the threads end after their current work."""
+        """Let the threads end after their current work, without waiting for them."""
         if self.pool is not None:
             self.pool.stop()
 
@@ -305,7 +310,7 @@ class Pipeline:
                 self.reader.close()
 
     def forgotten(self) -> None:
-        """Close the pipeline after the garbage collector has collected its loader."""
+        """Close the pipeline, because its loader has been garbage-collected."""
         if self.pool is None:
             self.close()
         else:
@@ -325,17 +330,18 @@ def _close_all() -> None:
 
 
 class Run:
-    """The threads, processes and buffers that make the batches from a cursor on.
+    """The threads, processes and buffers that make the batches after a given position of the training loop.
 
     Args:
         parts: the pipeline to which the run belongs.
-        position: the cursor. The reader must be there too.
-        held: contents of the buffers at the cursor.
+        position: the position of the training loop. The reader of ``parts`` must have been moved to it.
+        held: which examples and batches the buffers contain at this position. The run reads these again.
 
     Attributes:
         pool: the threads; None if the calling thread does all work.
-        owners: the worker processes, which own the examples that they have read; None without processes.
-        queue: queue of fresh examples.
+        owners: the worker processes, each of which stores the examples that it has read; None without
+            processes.
+        queue: queue of the fresh examples that have been read.
     """
 
     def __init__(self, parts: Pipeline, position: LoaderCursor, held: Held) -> None:
@@ -343,7 +349,7 @@ class Run:
         streams, reader = parts.streams, parts.reader
         self.owners: WorkerProcesses | None = None
         if parts.processes:
-            self.owners = WorkerProcesses(parts.num_workers, reader, parts.making)
+            self.owners = WorkerProcesses(parts.num_workers, reader, parts.builder)
         self._read = reader.work if self.owners is None else self.owners.read
         self.queue = PrefetchQueue(
             self._claim, self._read, streams.log.bad, position.next_index, parts.warn_of_draws,
@@ -362,7 +368,7 @@ class Run:
         self._echo: EchoedBatches | None = None
 
     def progress(self) -> str:
-        """Describe the current work and its progress for a log line."""
+        """Return text for a log line: what the run reads at present, and how much of it has been read."""
         again, read = len(self._again), self.queue.examples
         if self._num_restored < again:
             return f"reading the buffer again, {self._num_restored:,} of {again:,} examples"
@@ -372,7 +378,7 @@ class Run:
         return f"reading the source, {read:,} examples so far"
 
     def _claim(self, count: int) -> Any | None:
-        """Claim the next examples for reading: first the examples of the buffers, then fresh examples."""
+        """Select the next examples to read. After a resume, the examples of the buffers come first."""
         reader, start = self._parts.reader, self._num_claimed
         if start == len(self._again):
             return reader.claim(count)
@@ -380,18 +386,19 @@ class Run:
         return reader.again(self._again[start : self._num_claimed])
 
     def _started(self) -> EchoedBatches | None:
-        """Start processes and reading threads, and restore the buffers; return as ``_restored`` does."""
+        """Start the processes and the reading threads, then return the result of ``_refill_buffers``."""
         if self.owners is not None:
             self.owners.begin()  # this must fork before other threads start
         if self.pool is not None and isinstance(self.queue.map, OrderedMap):
             self.pool.start(self.queue.map)
-        return self._restored()
+        return self._refill_buffers()
 
-    def _restored(self) -> EchoedBatches | None:
-        """Fill the buffers with the examples that are read again.
+    def _refill_buffers(self) -> EchoedBatches | None:
+        """Refill the buffers after a resume with their examples, which are read again.
 
         Returns:
-            The stage that echoes batches; None in other variants.
+            The stage that repeats batches, with its buffer refilled; None if the variant does not repeat
+            batches.
         """
         parts, position, serials = self._parts, self._position, self._again
         rows = np.empty(len(serials), dtype=np.int64)  # [serials], the row of each example in the pool
@@ -401,7 +408,7 @@ class Run:
             end = start + len(fresh.serials)
             rows[start:end] = self._pool.insert(fresh.examples, self._uses[start:end])
             if parts.reader.reads_again:
-                length, read = parts.making.length, fresh.examples
+                length, read = parts.builder.length, fresh.examples
                 counted = length is not None and isinstance(read, list)
                 self._reread += sum(map(length, read)) if counted else end - start  # type: ignore[arg-type]
             start = self._num_restored = end
@@ -419,33 +426,36 @@ class Run:
         return EchoedBatches(self._next_made, parts.streams.batches(position), position, batches)
 
     def _made(self, position: LoaderCursor) -> Batches:
-        """Build the stages in the middle: [echo >] shuffle > [augment >] batch."""
+        """Create the stages that repeat and shuffle examples and build batches from them."""
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
-        making = parts.making
+        builder = parts.builder
         if self.owners is not None:
-            pool, making = self.owners, replace(making, augment=self.owners.augmented)
+            pool, builder = self.owners, replace(builder, augment=self.owners.augmented)
         elif parts.resident is not None:
             pool = ResidentPool(parts.resident)
         lookahead = 1 if parts.resident is None else _FREE_LOOKAHEAD
         stream = parts.streams.examples(position)
         self._pool = pool
         self._stage = EchoStage(self.queue.take, pool, stream, block=block, lookahead=lookahead)
-        return Batches(self._stage, pool, making, position, group=parts.group, drop_last=settings.drop_last)
+        return Batches(self._stage, pool, builder, position, group=parts.group, drop_last=settings.drop_last)
 
     def _connected(self) -> InlineMap[Any, Any]:
-        """Connect the stages that read examples and the stages that build batches, each with its own threads.
+        """Connect the stage that reads examples and the stage that builds batches.
+
+        With workers, each stage has its own threads, except that arrays in memory and whole batches are read
+        by the threads that build batches. Without workers, the calling thread does all work.
 
         Returns:
-            The map that makes batches. Its ``upstream`` is the map that reads.
+            The stage that builds batches. Its attribute ``upstream`` is the stage that reads examples.
         """
         parts, batches = self._parts, self._batches
         batch_map: InlineMap[Any, Any]
         if self.pool is None:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
-            workers, size, whole = parts.num_workers, parts.making.batch_size, parts.streams.whole
+            workers, size, whole = parts.num_workers, parts.builder.batch_size, parts.streams.whole
             # Each of n threads reads half of its n-th part of a batch at a time. A process reads four times
             # as many examples at a time, because each transfer has a fixed cost, and it receives a second
             # claim while it works on the first. Most batches have to wait for the slowest process, so twice
@@ -472,7 +482,7 @@ class Run:
         return batch_map
 
     def _next_made(self) -> Batch | None:
-        """Return the next batch before the echo of batches, or None after the last one."""
+        """Return the next batch, before batches are repeated; None after the last one."""
         if not self._following:
             self._following.extend(self._map.get() or ())
         if not self._following:
@@ -502,9 +512,9 @@ class Run:
         return batch
 
     def counters(self) -> Counters:
-        """Return the times of the stages so far."""
+        """Return the seconds that the stages have needed so far."""
         read, batches = self.queue.map, self._map
-        fresh_batches = self.queue.examples / self._parts.making.batch_size
+        fresh_batches = self.queue.examples / self._parts.builder.batch_size
         # Without reading threads, examples are read while a batch is claimed, so the two times add up.
         ahead = isinstance(read, OrderedMap)
         inline_s = 0.0 if ahead else read.claim_s + read.work_s
@@ -519,12 +529,14 @@ class Run:
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
     """Return two lower bounds on the seconds that a stage needs.
 
-    The first bound is the total time of all claims, which one thread at a time makes. The second bound is the
-    time of all claims and all work, divided by the number of pieces that are processed in parallel.
+    A stage processes each piece of work in two steps. The first step, ``claim``, runs in one thread at a
+    time. The second step, ``work``, runs on ``stage.at_once`` workers in parallel. The stage therefore needs
+    at least the total time of the first step. It also needs at least the total time of both steps, divided by
+    ``stage.at_once``.
 
     Args:
-        stage: the map of threads, with its times.
-        inline_s: further seconds of serial work, such as reading in the same thread.
+        stage: the stage, which has measured the seconds of both steps.
+        inline_s: seconds of reading, if the thread that calls ``claim`` also reads the examples.
     """
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once

@@ -1,4 +1,4 @@
-"""The arguments of an EchoLoader, their checks, and messages for unsupported arguments of a DataLoader."""
+"""The arguments of EchoLoader and their checks, and error messages for unsupported DataLoader arguments."""
 
 import operator
 from dataclasses import dataclass, fields
@@ -100,7 +100,7 @@ class Settings:
         self._set("sampler", f"{kind} of {len(self.sampler)}")
 
     def _check_even_ranks(self) -> None:
-        """Raise ValueError if the ranks could have unequal numbers of batches."""
+        """Raise ValueError if the ranks could make unequal numbers of batches."""
         # The ranks average gradients at every step, so a rank with more batches would wait forever.
         passes = f"epochs={self.epochs} and world_size={self.world_size}"
         count = "leave out epochs= and count steps: islice(loader, num_steps)"
@@ -116,11 +116,13 @@ class Settings:
         )
 
     def check_source(self, source: Source, shuffle: Any) -> None:
-        """Raise ValueError if these settings cannot be used with the source.
+        """Raise ValueError if the loader's arguments cannot be used with its source.
+
+        For example, an iterable has its own order, so ``shuffle=True`` and a sampler are refused.
 
         Args:
-            source: the source.
-            shuffle: the DataLoader argument ``shuffle`` as given, or None.
+            source: the source of the training data.
+            shuffle: value of the DataLoader argument ``shuffle``, or None if the user has not passed it.
         """
         if isinstance(source, IterableSource):
             self._check_can_iterate(source, shuffle)
@@ -130,7 +132,7 @@ class Settings:
         )
 
     def _check_can_iterate(self, source: IterableSource, shuffle: Any) -> None:
-        """Raise ValueError if an iterable cannot provide this order, or as many batches on every rank."""
+        """Raise ValueError if an iterable cannot provide the requested order or equal batch counts."""
         ordered = shuffle or self.sampler is not None or (self.order == "shards" and not source.reordered)
         refuse(
             ordered,
@@ -152,11 +154,11 @@ class Settings:
 
     @property
     def first_factor(self) -> float:
-        """The echoing factor at the start; 1 for ``auto``, because R has not been measured yet."""
+        """The echoing factor at the start; 1 for ``factor="auto"``, because R has not been measured yet."""
         return 1.0 if self.factor == "auto" else float(self.factor)
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as a dict of numbers and strings, for a state."""
+        """Return the settings as a dict of numbers and strings, which a state can store."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
@@ -166,7 +168,7 @@ class Settings:
 
     @property
     def to_fill(self) -> dict[str, float]:
-        """Approximate number of fresh examples (or whole batches) that fill each buffer of this rank."""
+        """Approximate number of fresh examples (or whole batches) that fill each buffer, by argument."""
         # In a buffer after the echo, repeats also occupy slots, so fewer fresh examples fill the buffer.
         of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
@@ -175,12 +177,16 @@ class Settings:
         }
 
     def check_same(self, saved: dict[str, Any], *, held: bool) -> None:
-        """Raise ValueError if a state was saved with other settings; the message names the argument.
+        """Raise ValueError if a loaded state was saved with other settings than these.
+
+        ``factor``, ``max_factor`` and ``max_bad_examples`` may always differ. The message names the setting
+        that differs.
 
         Args:
-            saved: settings stored in the state.
-            held: whether the buffers contain examples at the state's cursor. If they do, fewer settings may
-                differ.
+            saved: the settings stored in the state.
+            held: whether the state was saved within an iteration, when the buffers can contain examples. If
+                not, more settings may differ: batch size, echo variant, buffer sizes, ranks and
+                ``drop_last``.
         """
         for name, value in self.plain().items():
             if name in _MAY_CHANGE or (not held and name in _OF_WHAT_IS_HELD):
@@ -196,7 +202,7 @@ class Settings:
 
 
 def refuse_with_whole_batches(argument: str) -> None:
-    """Raise ValueError for an argument that only examples can have."""
+    """Raise ValueError for an argument that cannot be used if the source yields whole batches."""
     raise ValueError(
         f"{argument} with batch_size=None: the source yields whole batches, with which only echo='batch' and "
         "batch_shuffle_buffer= work; do this in the source, or pass a source of examples and a batch_size"
@@ -237,10 +243,8 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return the rank of this process and the number of ranks.
 
-    Values that are None are taken from torch.distributed, or else are 0 and 1.
-
-    Raises:
-        ValueError: the rank is out of range.
+    An argument that is None is taken from torch.distributed. If torch.distributed is not initialised, the
+    rank is 0 and the number of ranks is 1.
     """
     if world_size is None:
         world_size = torch.distributed.get_world_size() if is_distributed() else 1
@@ -251,12 +255,16 @@ def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def is_distributed() -> bool:
-    """Whether torch.distributed has been initialised."""
+    """Return whether torch.distributed has been initialised."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def check_still_alone() -> None:
-    """Raise RuntimeError if torch.distributed with several ranks was initialised after the loader."""
+    """Raise RuntimeError if torch.distributed has been initialised with several ranks.
+
+    A loader that was created before the initialisation calls this, because its ranks would all read the same
+    examples.
+    """
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
             "this EchoLoader was created before torch.distributed was initialized, so every rank would read "
@@ -307,14 +315,18 @@ _REMEDIES = {
 
 
 def order_asked_for(given: dict[str, Any], order: str, sampler: Any) -> str:
-    """Return the order to read in: ``order``, unless the DataLoader argument ``shuffle`` requests another.
+    """Check the arguments that only DataLoader has, and return the reading order that ``shuffle`` selects.
+
+    ``shuffle=False`` changes the default order "permutation" to "sequential". In all other cases, the result
+    is ``order``.
 
     Args:
-        given: the keyword arguments that EchoLoader does not have itself.
-        order, sampler: arguments of the EchoLoader.
+        given: keyword arguments that are not parameters of EchoLoader.
+        order, sampler: arguments of EchoLoader.
 
     Raises:
-        ValueError: an argument is not supported or contradicts another; the message names the replacement.
+        ValueError: an argument is not supported, or contradicts another. The message says what to pass
+            instead.
         TypeError: neither EchoLoader nor DataLoader has this argument.
     """
     for name, value in given.items():

@@ -1,8 +1,7 @@
-"""The state of a loader, which consists of its settings, a cursor and a log.
+"""The state of a loader, which consists of its settings, the position of the training loop, and a log.
 
-The cursor is the position of the training loop. The log records bad examples and changes of the echoing
-factor. The state is a flat dict from names to numbers, strings and lists of numbers, and contains no
-examples.
+The log records bad examples and changes of the echoing factor. The state is a flat dict from names to
+numbers, strings and lists of numbers. It contains no examples.
 """
 
 import json
@@ -23,24 +22,26 @@ VERSION = 7  # must increase if this version could not read older states or woul
 
 # Immutable, and replaced in a single statement, so an interrupt cannot leave it half changed.
 class LoaderCursor(NamedTuple):
-    """The position of the training loop, after the last batch that it received.
+    """Position of the training loop in the loader's output, just after the last batch that it received.
 
-    Each rank numbers its own fresh examples. The number of an example on its rank is called its local number.
+    Fresh examples and batches are those that come from the source, not from a repeat. Each rank numbers its
+    fresh examples and batches in reading order, over all epochs. All numbers below refer to this rank.
 
     Attributes:
-        fresh_examples: number of fresh examples that the batches so far needed.
-        reread_examples: number of examples that were read again to restore a cursor.
-        next_index: local number of the next fresh example.
-        skipped: how many local numbers before ``next_index`` were never read, because an iteration was
-            abandoned.
-        next_number: number of the next fresh batch that enters the echo of batches.
+        fresh_examples: how many fresh examples the batches so far needed.
+        reread_examples: how many examples were read again to fill the buffers after a resume.
+        next_index: number of the next fresh example.
+        skipped: how many examples before ``next_index`` no batch needed, because iterations were abandoned or
+            skipped. The number can be negative if ``set_epoch`` has gone back to an earlier iteration.
+        next_number: number of the next fresh batch to repeat; always 0 unless the loader repeats batches.
         first_number: ``next_number`` at the start of the iteration.
         first_index: ``next_index`` at the start of the iteration.
-        iteration: number of iterations that have begun.
-        in_pass: whether the current iteration has not ended.
-        examples, batches: cursors of the streams of examples and of batches, counted from the start of the
-            iteration.
-        held_examples: number of examples in whole batches that will be repeated again.
+        iteration: number of the current or last iteration, counted from 1; 0 before the first one.
+        in_pass: whether an iteration has begun and not ended.
+        examples, batches: positions in the outputs of the two stages that repeat and shuffle examples and
+            batches, counted from the start of the iteration.
+        held_examples: how many examples are in the source's whole batches that will be repeated again; 0 if
+            the source yields single examples.
     """
 
     fresh_examples: int = 0
@@ -57,7 +58,7 @@ class LoaderCursor(NamedTuple):
     held_examples: int = 0
 
     def begun(self, iteration: int, index: int) -> "LoaderCursor":
-        """Return the cursor at the start of an iteration that begins at local number ``index``."""
+        """Return the position at the start of an iteration that begins with example number ``index``."""
         return self._replace(
             iteration=iteration, in_pass=True, skipped=self.skipped + index - self.next_index,
             next_index=index, first_index=index, first_number=self.next_number, examples=Cursor(),
@@ -65,11 +66,11 @@ class LoaderCursor(NamedTuple):
         )  # fmt: skip
 
     def ended(self, index: int, *, whole: bool) -> "LoaderCursor":
-        """Return the cursor at the end of an iteration.
+        """Return the position at the end of the current iteration.
 
         Args:
-            index: local number of the next fresh example. It can exceed ``next_index``, because the iteration
-                may have read bad examples after its last batch.
+            index: number of the next fresh example in this rank's reading order. It can exceed
+                ``next_index``, because the loader may have read bad examples after the last batch.
             whole: whether the source yields whole batches.
         """
         # The number of examples in a bad whole batch is unknown, so bad batches are not counted.
@@ -82,15 +83,12 @@ class LoaderCursor(NamedTuple):
 
 # Iteration only appends to the log, so another thread can save a state at any time.
 class Log:
-    """The bad examples and the changes of the echoing factor so far.
-
-    Args:
-        settings: settings of the loader.
+    """The bad examples and the changes of the echoing factors so far.
 
     Attributes:
-        bad: the bad examples (or bad whole batches).
-        examples, batches: the echoing factors of examples and of batches. A variant repeats at most one of
-            them, so the other factor is 1.
+        bad: the examples (or whole batches) that could not be read or decoded.
+        examples: the echoing factor of examples, with its changes; 1 unless the loader repeats examples.
+        batches: the echoing factor of batches, with its changes; 1 unless the loader repeats batches.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -100,24 +98,24 @@ class Log:
         self.batches = Factor(settings.seed + 1, factor if repeats == "batches" else 1.0)
 
     def go_back(self, position: LoaderCursor) -> None:
-        """Remove the entries that reading ahead has added after a cursor."""
+        """Remove the entries that reading ahead has added after a position of the training loop."""
         self.bad.go_back(position.next_index)
         self.examples.go_back(self.examples.before(position.next_index))
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
-        """Prepare the log for an iteration that begins at local number ``index``."""
+        """Prepare the log for an iteration that begins with example number ``index``."""
         # The iteration will find the bad examples from this number on again.
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
     def flat(self, position: LoaderCursor, oldest: int) -> dict[str, Any]:
-        """Return the log up to a cursor in the form of a state.
+        """Return the bad examples and echoing factors as a dict, which becomes part of the loader's state.
 
         Args:
-            position: the cursor.
-            oldest: local number of the oldest example that is needed to continue. The state omits the
-                numbers of earlier bad examples, which would make it larger without use.
+            position: position of the training loop. Later entries are left out.
+            oldest: number of the oldest example that a resume will need. The numbers of earlier bad examples
+                are left out, because they would only make the state larger.
         """
         index = position.next_index
         return {
@@ -129,7 +127,7 @@ class Log:
 
     @staticmethod
     def restored(settings: Settings, state: dict[str, Any], position: LoaderCursor) -> "Log":
-        """Return the log that a state stores, with the echoing factor of the settings from then on."""
+        """Rebuild the log from a state. A new echoing factor in the settings applies from ``position`` on."""
         log = Log(settings)
         log.bad.found = json.loads(state["bad_examples"])
         log.bad.numbers = list(state["bad_numbers"])
@@ -151,13 +149,14 @@ class Log:
 
 @dataclass
 class Held:
-    """The contents of the loader's buffers at a cursor.
+    """The contents of the loader's buffers at one position of the training loop.
 
-    An item is one use of a fresh example (``order.keyed``).
+    The contents are uses of examples, each packed as one int64 (``order.keyed``).
 
     Attributes:
-        examples: the items in the shuffle buffer of examples.
-        batches: the items of each fresh batch that will be repeated again, by the number of the batch.
+        examples: the uses in the shuffle buffer of examples, or waiting to enter it.
+        batches: dict from the number of each fresh batch that will be repeated again to the uses of examples
+            in this batch.
     """
 
     examples: Contents = NOTHING
@@ -165,21 +164,22 @@ class Held:
 
     @property
     def serials(self) -> keyed.Items:
-        """Serial numbers of the examples of all items, with one entry for each use; int64 [n]."""
+        """Serial number of the example of each use in ``examples`` and ``batches``, int64 [n].
+
+        Serial numbers count the examples in reading order, over all ranks and epochs.
+        """
         return np.concatenate([self.examples.items, *self.batches.values()]) >> keyed.ECHO_BITS
 
 
 class Streams:
-    """Compute the streams of examples and of batches of one loader from its settings and log.
-
-    Args:
-        settings: settings of the loader.
+    """The order in which one loader outputs examples and batches, computed from its settings and log.
 
     Attributes:
-        whole: whether the source yields whole batches. The loader treats each like an example, with batch
-            size 1, and leaves it to the source to shard them among ranks.
-        rank, world: rank of this loader and number of ranks. The loader reads the serials that are congruent
-            to ``rank`` modulo ``world``.
+        log: the bad examples and the echoing factors so far.
+        whole: whether the source yields whole batches. Each is then treated as one example, with batch size
+            1, and the source itself must divide the data among the ranks.
+        rank, world: the rank of this loader and the number of ranks. The loader reads every ``world``-th
+            example of the common reading order, from number ``rank`` on. If ``whole``, these are 0 and 1.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -191,11 +191,11 @@ class Streams:
 
     @property
     def factor(self) -> Factor:
-        """The echoing factor of the items that the variant repeats."""
+        """The echoing factor of batches if the loader repeats batches, otherwise that of examples."""
         return self.log.batches if self.echoes_batches else self.log.examples
 
     def examples(self, position: LoaderCursor) -> Stream:
-        """Return the stream of examples for the iteration to which a cursor belongs."""
+        """Return the order in which examples leave the shuffle buffer, for the iteration of a position."""
         settings = self._settings
         return Stream(
             settings.seed, settings.shuffle_buffer, self.log.examples, rank=self.rank, world=self.world,
@@ -203,7 +203,7 @@ class Streams:
         )  # fmt: skip
 
     def batches(self, position: LoaderCursor) -> Stream:
-        """Return the stream of batches for the iteration to which a cursor belongs."""
+        """Return the order of the repeated batches, for the iteration of a position."""
         settings = self._settings
         return Stream(
             settings.seed + 1, settings.batch_shuffle_buffer, self.log.batches, rank=self.rank,
@@ -211,7 +211,7 @@ class Streams:
         )  # fmt: skip
 
     def held(self, position: LoaderCursor) -> Held:
-        """Compute the contents of the buffers at a cursor."""
+        """Compute the contents of the loader's buffers at a position of the training loop."""
         if not position.in_pass:
             return Held()
         stream, cursor = self.examples(position), position.examples
@@ -235,13 +235,13 @@ class Streams:
         return numbers
 
     def num_held(self, position: LoaderCursor) -> int:
-        """Return the number of distinct fresh examples in the buffers at a cursor."""
+        """Return the number of distinct fresh examples in the buffers at a position of the training loop."""
         if self.whole:
             return position.held_examples
         return len(keyed.distinct(self.held(position).serials))
 
     def oldest_serial(self, position: LoaderCursor) -> int:
-        """Return the serial of the oldest example that is needed to continue from a cursor."""
+        """Return the serial number of the oldest example that is needed to continue from a position."""
         if not position.in_pass:
             return position.next_index * self.world
         stream, cursor = self.examples(position), position.examples
@@ -252,7 +252,7 @@ class Streams:
         return stream.oldest(cursor) >> keyed.ECHO_BITS
 
     def state(self, position: LoaderCursor) -> dict[str, Any]:
-        """Return a cursor, and the log up to it, as a dict of numbers, strings and lists of numbers."""
+        """Return a position, and the log up to it, as a dict of numbers, strings and lists of numbers."""
         # The order in which a buffer drains depends on all that it held when the input ended.
         drained = position.examples.drained
         known = position.first_index if drained else self.oldest_serial(position) // self.world
@@ -264,7 +264,7 @@ class Streams:
         }
 
     def restored(self, state: dict[str, Any]) -> tuple[LoaderCursor, Log]:
-        """Return the cursor and the log of a state that has been checked."""
+        """Return the position and the log that a checked state contains."""
         position = LoaderCursor(**{name: state[name] for name in LoaderCursor._fields})
         position = position._replace(examples=Cursor(*state["examples"]), batches=Cursor(*state["batches"]))
         log = Log.restored(self._settings, state, position)
@@ -299,10 +299,13 @@ def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
-    """Return this rank's part of a state that ``of_all_ranks`` made. Other states are returned unchanged.
+    """Return this rank's part of a state that ``of_all_ranks`` gathered. Return any other state unchanged.
+
+    If the number of ranks has changed between two iterations, every rank gets the part of rank 0.
 
     Raises:
-        ValueError: the state was saved within an iteration by a different number of ranks.
+        ValueError: the number of ranks has changed, and an iteration was in progress when the state was
+            saved.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
@@ -325,7 +328,7 @@ def check(state: Any, settings: Settings, length: int | None) -> None:
         length: number of examples in the loader's source, or None if unknown.
 
     Raises:
-        ValueError: the state does not match; the message names the argument that differs.
+        ValueError: the state does not match; the message names the difference.
     """
     version = state.get("version") if isinstance(state, Mapping) else None
     refuse(

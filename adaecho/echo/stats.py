@@ -20,10 +20,10 @@ _TOGETHER = 10  # number of steps added to the sums at once, because reading the
 
 
 class Timers:
-    """Measures loading and step times, smoothed exponentially over about 50 steps.
+    """Measurement of the loading and step times, smoothed exponentially over about 50 steps.
 
     Args:
-        counters: function that returns the times of the loader's stages so far.
+        counters: function that returns the seconds spent so far in each stage of the loader.
     """
 
     def __init__(self, counters: Callable[[], Counters]) -> None:
@@ -39,7 +39,7 @@ class Timers:
         self._step_s, self._steps = 0.0, 0  # seconds and number of steps since the last update of the sums
 
     def pause(self) -> None:
-        """Leave the current step out of the times, for example because it includes an evaluation."""
+        """Leave the current step out of the measurement, for example because it includes an evaluation."""
         self._sum_up()
         self._before = self._returned_at = None
 
@@ -91,13 +91,13 @@ class Timers:
         return self.upstream_s_per_batch / downstream if enough and downstream > 0 else None
 
     def state(self) -> list[float]:
-        """Return the sums as a list of numbers, for a state."""
+        """Return the sums as a list of numbers, which a saved state contains."""
         self._sum_up()
         sums = self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps
         return [*sums, *self._upstream_s, *self._own_s]
 
     def load_state(self, state: list[float]) -> None:
-        """Continue with the sums of a state."""
+        """Continue with the sums from a saved state."""
         self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps = state[:4]
         self._upstream_s, self._own_s = list(state[4:-2]), list(state[4:][-2:])
         self._before = self._returned_at = None
@@ -110,7 +110,7 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 
 
 class LoaderStats:
-    """The read-only properties of a loader after the last batch that it returned."""
+    """The read-only properties of an EchoLoader, as they were after the last batch that it returned."""
 
     _position: LoaderCursor
     _pipeline: Pipeline
@@ -150,7 +150,7 @@ class LoaderStats:
 
     @property
     def fresh_examples_in_buffer(self) -> int:
-        """Number of distinct fresh examples of which a buffer still holds uses."""
+        """Number of distinct fresh examples that the buffers contain for later batches."""
         return self._pipeline.streams.num_held(self._position)
 
     @property
@@ -162,8 +162,8 @@ class LoaderStats:
     def bad_examples(self) -> list[dict[str, Any]]:
         """The examples that the loader skipped because it could not read or decode them.
 
-        Each is a dict with the keys ``index`` (number of the example on this rank), ``origin`` (its name),
-        ``error`` (text) and ``row`` (row in the source; None if unknown).
+        Each is a dict. ``index`` is the number of the example in this rank's reading order, ``origin`` is its
+        name, and ``error`` is the error as text. ``row`` is its row in the source, or None if unknown.
         """
         return [
             bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
@@ -176,7 +176,11 @@ class LoaderStats:
 
     @property
     def factor_changes(self) -> list[tuple[int, float]]:
-        """Changes of the echoing factor, as pairs of the first fresh item's number and the new factor."""
+        """Changes of the echoing factor, as pairs (number of the first fresh example, new factor).
+
+        The factor applies from this example on. The number counts the fresh examples in this rank's reading
+        order. If the loader repeats batches, the number is that of a fresh batch instead.
+        """
         return self._factors[1:]
 
     @property
@@ -186,16 +190,17 @@ class LoaderStats:
         return streams.factor.before(index)
 
     def _num_batches(self, iteration: int, first_index: int, first_number: int, *, begun: bool) -> int:
-        """Return the number of batches in an iteration.
+        """Return the number of batches that an iteration yields.
 
         Args:
             iteration: number of the iteration, counted from 1.
-            first_index: local number of its first fresh example.
-            first_number: number of its first fresh batch.
-            begun: whether the iteration has begun.
+            first_index: number of the iteration's first example in this rank's reading order.
+            first_number: number of the iteration's first fresh batch.
+            begun: whether the iteration has begun. If not, the current echoing factor is assumed for all of
+                it.
 
         Raises:
-            TypeError: the number is unknown, or iteration is endless.
+            TypeError: iteration is endless, or the number cannot be known in advance.
         """
         settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
         reader = self._pipeline.reader
@@ -216,17 +221,19 @@ class LoaderStats:
 
     @property
     def upstream_s_per_batch(self) -> float:
-        """Time in seconds per fresh batch in the slowest stage before the echo, divided by its workers.
+        """Loading time in seconds per fresh batch: the time of the slowest stage before the echo.
 
-        An iterable has one reader, so its reading time is not divided. If the source itself reads ahead, as a
-        ``DataLoader`` with workers does, only the time that the EchoLoader waits for the source counts. With
-        ``num_workers=0``, this underestimates the loading time.
+        A fresh batch comes from the source and is not a repeat. The time of a stage is divided by its number
+        of workers. An iterable is read by one thread, so its reading time is not divided. If the source
+        itself reads ahead, as a ``DataLoader`` with workers does, only the time that the EchoLoader waits for
+        the source counts. If the EchoLoader then has ``num_workers=0``, the result is too low, because the
+        source also loads during the training step.
         """
         return self._clocks.upstream_s_per_batch
 
     @property
     def downstream_s_per_step(self) -> float:
-        """The larger of the training step's time and the loader's work after the echo, in s per step."""
+        """Seconds per training step, or per step of the loader's work after the echo if that is longer."""
         return self._clocks.downstream_s_per_step
 
     @property

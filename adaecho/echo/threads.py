@@ -32,13 +32,14 @@ class Shutdown(BaseException):  # not an Exception, so that no handler of errors
 # Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. The main thread therefore never
 # acquires a lock that a worker uses: it only sets flags and uses SimpleQueue, whose calls are atomic.
 class PoolThread(threading.Thread):
-    """A thread of a ``ThreadPool``.
+    """A background thread that its ``ThreadPool`` can pause and stop.
 
     Attributes:
-        working: whether the thread is working, so that a pause must wait for it.
+        working: whether the thread is working. A pause begins only after all threads have stopped working.
         ended: whether the thread has ended.
-        elsewhere_s: seconds that worker processes spent on the current piece of work, minus the seconds that
-            this thread waited for them. The sum with the thread's own time is the time of the work.
+        elsewhere_s: correction in seconds, if a worker process does the current piece of work for this
+            thread: working time of the process minus the time that the thread waited for it. The thread's
+            elapsed time plus this correction is the time that the work took.
     """
 
     def __init__(self, pool: "ThreadPool", serve: Callable[["PoolThread"], None], name: str) -> None:
@@ -77,10 +78,10 @@ class PoolThread(threading.Thread):
 
 
 class ThreadPool:
-    """The threads of several maps, which pause and stop together.
+    """A group of background threads that pause and stop together.
 
     Attributes:
-        maps: the maps whose work the threads do.
+        maps: the sources of work (``OrderedMap``), each of which has its own threads.
         threads: the threads that have started.
         stopping: whether the threads must end.
         paused_by: id of the thread that requested a pause; None while the pool is not paused.
@@ -94,7 +95,7 @@ class ThreadPool:
         self._process: int | None = None  # id of the process that started the threads
 
     def start(self, ordered: "OrderedMap[Any, Any]") -> None:
-        """Start the threads of a map."""
+        """Start the threads that do the work of an ``OrderedMap``."""
         self._process = os.getpid()
         for _ in range(ordered.wanted):
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
@@ -184,19 +185,24 @@ class ThreadPool:
 
 
 class InlineMap(Generic[Claim, Result]):
-    """Computes ``work(claim())`` in the calling thread, for each result that is requested.
+    """A map over pieces of work, which are processed in the thread that requests the results.
+
+    Each call of ``get`` fetches a piece with ``claim()`` and returns ``work(piece)``. The subclass
+    ``OrderedMap`` uses background threads instead.
 
     Args:
         claim: function that returns the next piece of work, or None after the last one. Only one thread at a
             time calls it.
-        work: function that processes a piece of work. Several threads may call it at once.
+        work: function that processes a piece of work. With ``OrderedMap``, several threads may call it at
+            once.
 
     Attributes:
-        wanted: number of threads.
+        wanted: number of threads that process pieces.
         at_once: number of pieces that are processed in parallel.
-        claim_s, work_s: seconds spent in ``claim`` and in ``work``.
-        blocked_s: seconds that callers have waited for results.
-        upstream: the map whose results ``claim`` takes. Waiting for them does not count as time of a claim.
+        claim_s, work_s: seconds spent in ``claim`` and in ``work``, over all threads.
+        blocked_s: seconds that callers of ``get`` have spent in waiting for results.
+        upstream: the map from which ``claim`` gets its input, or None. The time that ``claim`` waits for this
+            map is not part of ``claim_s``.
     """
 
     wanted = at_once = 1
@@ -228,14 +234,17 @@ class InlineMap(Generic[Claim, Result]):
 
 
 class OrderedMap(InlineMap[Claim, Result]):
-    """Computes ``work(claim())`` in several threads and returns the results in the order of the claims.
+    """A map over pieces of work, which several threads process in parallel; results come in order.
 
     Args:
         pool: the pool to which the threads belong.
-        claim, work: as in ``InlineMap``.
+        claim: function that returns the next piece of work, or None after the last one. Only one thread at a
+            time calls it.
+        work: function that processes a piece of work. Several threads call it at once.
         threads: number of threads.
-        at_once: number of pieces that are processed in parallel; by default the number of threads.
-        window: largest number of pieces that may be claimed but not yet delivered.
+        at_once: number of pieces that are processed in parallel, for the timing; 0 means ``threads``. It is
+            smaller if several threads wait for the same worker process.
+        window: largest number of pieces that may be started before ``get`` has returned their results.
         name: name of the threads.
     """
 
@@ -346,7 +355,7 @@ _TELL_AFTER_S = 10.0
 
 
 def tell_long_waits() -> None:
-    """Log the reason whenever a thread waits for a batch for 10 s, 20 s, 40 s and so on."""
+    """Start a thread that logs why a batch is late, after a wait of 10 s, 20 s, 40 s and so on."""
     if not _watching.setdefault(os.getpid(), False):
         _watching[os.getpid()] = True
         _thread.start_new_thread(_watch, ())
@@ -366,7 +375,10 @@ def _watch() -> None:
 
 
 def picklable_error(error: Exception) -> Exception:
-    """Return the error, or a RuntimeError with the same message if the error cannot be pickled."""
+    """Return an exception that pickle can send to another process.
+
+    The result is a copy of ``error``, or a RuntimeError with the same message and notes if pickling fails.
+    """
     try:
         return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
     except Exception:

@@ -58,7 +58,7 @@ def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle
         batch_shuffle_buffer: number of batches in the shuffle buffer after batch echoing.
 
     Raises:
-        ValueError: a value is out of range, or the variant does not have this stage.
+        ValueError: a value is out of range, or cannot be used with this variant.
     """
     if not 1 <= max_factor < MAX_FACTOR:
         raise ValueError(f"max_factor={max_factor}: must lie in [1, {MAX_FACTOR})")

@@ -1,1 +1,1 @@
-"""Draw figures and write a report from the records of experiments."""
+"""Draw figures of experiments from their recorded results, and write a report."""

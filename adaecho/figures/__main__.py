@@ -1,8 +1,8 @@
-"""``python -m adaecho.figures``: draw all figures and write the report from committed tables.
+"""``python -m adaecho.figures``: draw the figures of all recorded experiments, and write a report.
 
-The tables are the files ``results/<experiment>/<task>/trials.json``. A folder with a table may also contain
-``curves.json``. The command needs neither a GPU nor a network. The same tables always produce byte-identical
-files.
+The command reads the files ``results/<experiment>/<task>/trials.json``. It also reads the training curves in
+``curves.json``, if the same folder contains this file. The command needs neither a GPU nor a network. The
+same input always produces byte-identical files.
 """
 
 import argparse
@@ -17,17 +17,21 @@ from adaecho.records.table import summarize
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
-    """Draw all tables under ``results``, write ``report.md``, and return the paths of all files.
+    """Draw all experiments under ``results``, write ``report.md``, and return the paths of all written files.
 
     Raises:
-        UserError: there are no tables, or a table cannot be read.
+        UserError: ``results`` contains no ``trials.json``, or a file cannot be read.
     """
     written, sections = draw_tables(read_tables(results), results, into)
     return [*written, write_report(sections, into)]
 
 
 def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> tuple[list[Path], list[str]]:
-    """Draw all tables, and return the paths of the figures and the sections of the report."""
+    """Draw the figures of all experiments.
+
+    Returns:
+        The paths of the figures, and one section of the report for each experiment and task.
+    """
     written: list[Path] = []
     sections: list[str] = []
     for (experiment, task), (rows, curves) in tables.items():
@@ -42,7 +46,7 @@ def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> tuple[list[
 
 
 def write_report(sections: Sequence[str], into: Path, before: Sequence[str] = ()) -> Path:
-    """Write the report and return its path. The texts in ``before`` come before the sections."""
+    """Write ``report.md`` and return its path. The texts in ``before`` precede the sections."""
     path = into / "report.md"
     write_text(path, markdown_report(sections, before))
     return path
@@ -53,13 +57,13 @@ def main(
     draw: Callable[[Path, Path], list[Path]] = draw_all,
     prog: str = "python -m adaecho.figures",
 ) -> None:
-    """Run the command.
+    """Run the command line of this module, or of another module that draws more figures.
 
     Args:
-        arguments: arguments of the command; None for those of the process.
-        draw: draws the tables in a folder of results, writes the figures into another folder, and returns
-            their paths.
-        prog: name of the command, for its help.
+        arguments: command-line arguments; None for those of the process.
+        draw: function that reads the results in one folder, writes figures into a second folder, and returns
+            the paths of the written files.
+        prog: name of the command in its help text.
     """
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")

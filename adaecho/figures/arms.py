@@ -1,6 +1,7 @@
-"""Draw the results of a sweep with one row per arm (configuration under comparison).
+"""Figures that compare the configurations of an experiment, with one row per configuration.
 
-A figure shows either the cost to reach the target (the paper's Fig. 3) or the results at the end of training.
+A configuration under comparison is called an arm. A figure shows either the cost to reach the target (the
+paper's Fig. 3) or the results at the end of training.
 """
 
 import math
@@ -32,16 +33,18 @@ _LONGEST_LINE = 36
 
 
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
-    """Draw the mean number of fresh examples that each arm needs to reach the target (the paper's Fig. 3).
+    """Plot how many fresh examples each configuration needs to reach the target, as in the paper's Fig. 3.
 
-    An arm is one configuration under comparison, and has one row. A line shows the range over an arm's
-    searches, or the 95 % interval of the mean for ten or more searches. A dashed mark shows the ideal cost:
-    the mean of the baseline divided by the echoing factor.
+    There is one row per configuration (arm). Fresh examples are those that are read from storage, without
+    repeats. A dot shows the mean over the hyperparameter searches of a configuration. A horizontal line shows
+    the minimum and maximum over these searches. If there are ten or more searches, the line shows the 95 %
+    confidence interval of the mean instead. A dashed mark shows the ideal cost, which is the mean cost of the
+    baseline divided by the echoing factor.
 
     Args:
-        arms: an outcome; see ``records.outcome``.
+        arms: the result of ``records.outcome.outcome``.
         path: file to write; its suffix determines the format.
-        title: the quantity and the task, e.g. ``digits: fresh examples to 97 % validation accuracy``.
+        title: e.g. ``digits: fresh examples to 97 % validation accuracy``.
     """
     arms = sorted(arms, key=lambda arm: (_factor(arm), style.variant_order(arm["echo_variant"])))
     with style.figure(1.0 + 0.26 * len(arms), path, title, caption_of_dots(arms)) as drawing:
@@ -54,7 +57,7 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
 
 
 def _rows(axes: Axes, names: list[str], groups: Sequence[Any]) -> None:
-    """Label the rows, and draw a line between two groups of rows."""
+    """Label the rows of a plot, and separate groups of rows by lines."""
     axes.set_yticks(range(len(names)), names, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -69,7 +72,7 @@ def _dot(axes: Axes, place: int, mean: float, ends: tuple[float, float], colour:
 
 
 def _names(arms: list[Arm]) -> list[str]:
-    """Name the arms by variant and echoing factor if these are unique, else by the arms' own names."""
+    """Return the label of each row: echo variant and echoing factor, or a name if these are ambiguous."""
     kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in arms]
     return [
         readable(arm["arm"])
@@ -80,7 +83,7 @@ def _names(arms: list[Arm]) -> list[str]:
 
 
 def readable(arm: str) -> str:
-    """Return a readable name of an arm, e.g. "e = 2, steps 7,000" for ``e2_steps_7000``."""
+    """Return a configuration's name in readable form, e.g. "e = 2, steps 7,000" for ``e2_steps_7000``."""
     words = re.sub(r"(?<![a-z])e(\d+)(?=_|$)", r"e = \1,", arm).replace("_", " ").rstrip(",")
     words = re.sub(r"(?<=[a-z]{3})(?=\d)", " ", words)
     return re.sub(r"\d{4,}", lambda found: f"{int(found[0]):,}", words)
@@ -108,7 +111,7 @@ def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None
 
 
 def caption_of_dots(arms: list[Arm]) -> str:
-    """Explain dots, lines and dashed marks in a caption, with the numbers of trials and searches."""
+    """Return a caption that explains the dots, lines, dashed marks and numbers of ``draw_fig3``."""
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
     words = f"{caption_of_runs(arms)}; lines: {'95 % interval of the mean' if many else 'min and max'}."
     if _common_baseline(arms) is not None:
@@ -121,9 +124,10 @@ def caption_of_dots(arms: list[Arm]) -> str:
 
 
 def caption_of_runs(arms: Sequence[Arm]) -> str:
-    """Return the caption that explains over which runs or searches a mean is taken.
+    """Return the part of a caption that says over how many runs or hyperparameter searches a mean is taken.
 
-    Example: ``Mean over 5 searches per arm, each by the best of 100 trials``.
+    Example: ``Mean over 5 searches per arm, each by the best of 100 non-divergent trials``. Here each of five
+    searches ran 100 trials, and its best trial enters the mean.
     """
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([end(arm["trials"] / arm["searches"]) for arm in arms for end in (math.floor, math.ceil)])
@@ -137,9 +141,9 @@ def caption_of_runs(arms: Sequence[Arm]) -> str:
 
 
 def _common_baseline(arms: list[Arm]) -> float | None:
-    """Return the mean cost of the baseline that all arms share.
+    """Return the mean cost of the baseline that all configurations share.
 
-    The result is None if the arms have different baselines, or if the baseline missed the target.
+    The result is None if the configurations have different baselines, or if the baseline missed the target.
     """
     names = {arm["baseline"] for arm in arms} - {None}
     plain = [arm for arm in arms if arm["arm"] in names]
@@ -153,7 +157,7 @@ def _range(numbers: list[int]) -> str:
 
 
 def _ends(arm: Arm) -> tuple[float, float]:
-    """Return both ends of the line of an arm that reached the target."""
+    """Return the left and right end of a configuration's line in ``draw_fig3``."""
     costs = arm["fresh_examples"]
     has_interval = arm["searches"] >= _MANY_RUNS and "low" in costs
     return (costs["low"], costs["high"]) if has_interval else (costs["min"], costs["max"])
@@ -167,17 +171,21 @@ _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
-    """Plot the results of each arm (configuration under comparison) at the end of its runs.
+    """Plot the final metric of each configuration (arm), for an experiment without a target.
 
-    There is one panel for the metric, and one for each count that differs between arms. A dot shows the mean
-    over an arm's runs, a bar the range, and a shaded band the range of the first arm. Arms whose names differ
-    only before the first underscore share a color.
+    There is one row per configuration. The first panel shows the metric at the end of training. If the
+    hyperparameters were searched, this panel shows the best value at any evaluation instead. Further panels
+    show the numbers of steps, examples trained on, and fresh examples. A number that is equal in all
+    configurations has no panel.
+
+    A dot shows the mean over the runs of a configuration, and a bar the minimum and maximum. A gray band
+    marks the range of the first configuration.
 
     Args:
-        arms: see ``records.outcome.ends``.
+        arms: the result of ``records.outcome.ends``.
         path: file to write; its suffix determines the format.
-        title: experiment and task.
-        metric: the target's metric.
+        title: text above the figure.
+        metric: name of the metric, e.g. ``accuracy``.
     """
     name = metric.replace("_", " ")
     searched = any(arm.get("searched") for arm in arms)
@@ -198,7 +206,12 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
 
 
 def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
-    """Explain dots, bars and the band in a caption, and name the counts that are equal in all arms."""
+    """Return a caption for ``draw_ends`` that explains the dots, bars and gray band.
+
+    Args:
+        arms: the result of ``records.outcome.ends``.
+        equal: names of the numbers that are equal in all configurations, such as ``steps``.
+    """
     runs = _range([arm["runs"] for arm in arms if arm["runs"]])
     of = f"run{'s' * (runs != '1')} per arm"
     if any(arm.get("searched") for arm in arms):
@@ -208,7 +221,7 @@ def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
 
 
 def _alike(arms: list[Arm], key: str) -> bool:
-    """Return whether a count is the same in all arms, up to 1 %."""
+    """Return whether a number, such as ``steps``, differs by at most 1 % between all runs."""
     ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
     return not ends or max(ends) <= 1.01 * min(ends)
 
@@ -219,7 +232,12 @@ def _with_losses(arm: Arm) -> str:
 
 
 def colours(arms: list[Arm]) -> dict[str, str]:
-    """Return the colour of each arm, by the arm's name."""
+    """Return the color of each configuration, by its name.
+
+    If all configurations of an echo variant have the same name, up to an ending such as ``_e2``, colors
+    distinguish the variants. Otherwise, names that differ only before the first underscore have the same
+    color.
+    """
     named = {(arm["echo_variant"], re.sub(r"_e[\d.]+$", "", arm["arm"])) for arm in arms}
     if len(named) == len({variant for variant, _ in named}) > 1:
         return {arm["arm"]: style.VARIANTS[arm["echo_variant"]][1] for arm in arms}

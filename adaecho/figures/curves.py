@@ -1,4 +1,4 @@
-"""Draw costs against a setting (the paper's Figs. 4 to 7), training curves and tuning curves."""
+"""Figures with curves: costs against a setting (the paper's Figs. 4 to 7), training curves, tuning curves."""
 
 import math
 import textwrap
@@ -32,14 +32,16 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """The axes, lines and panels of a figure.
+class Plot:
+    """The quantities that a figure shows on its axes, lines and panels.
 
     Attributes:
-        x: the setting on the horizontal axis, a key of ``SETTINGS``.
-        lines: the key whose values distinguish the lines: "echo_variant", a key of ``SETTINGS``, or another
-            key of the arms.
-        costs: the quantities on the vertical axis, one panel each: keys of ``COSTS``, or ``final_<metric>``.
+        x: setting on the horizontal axis of ``draw_lines``, a key of ``SETTINGS``. In ``draw_curves``, each
+            value of this setting has a separate panel.
+        lines: setting that distinguishes the lines or their colors: "echo_variant", a key of ``SETTINGS``, or
+            another key of the plotted dicts.
+        costs: quantities on the vertical axis of ``draw_lines``, with one panel each. They are keys of
+            ``COSTS``, or ``final_<metric>``.
     """
 
     x: str
@@ -47,68 +49,69 @@ class Sweep:
     costs: tuple[str, ...] = ("fresh_examples",)
 
 
-def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, caption: str = "") -> None:
-    """Draw the mean cost of each arm (configuration under comparison) against a setting.
+def draw_lines(arms: Sequence[Arm], path: Path, title: str, plot: Plot, caption: str = "") -> None:
+    """Plot the mean cost of each configuration (arm) against a setting such as the echoing factor.
 
-    There is one line per echo variant or other setting. A bar shows the range over an arm's searches. A
-    dashed line shows the ideal cost: the cost of the baseline divided by the echoing factor. The caption
-    names the arms that never reached the target.
+    There is one line per value of a second setting, such as the echo variant. A bar shows the minimum and
+    maximum over the searches of a configuration. A dashed line shows the ideal cost, which is the cost of the
+    baseline divided by the echoing factor.
 
     Args:
-        arms: an outcome; see ``records.outcome``.
+        arms: the result of ``records.table.summarize``.
         path: file to write; its suffix determines the format.
-        title: the quantity, with experiment and task.
-        sweep: axes, lines and panels.
-        caption: the caption if the quantity is not the cost of searches to a target.
+        title: text above the figure.
+        plot: the settings on the horizontal axis and of the lines, and the costs on the vertical axis.
+        caption: text below the figure. The default explains the costs of hyperparameter searches, and names
+            the configurations that never reached the target.
     """
     words = textwrap.fill(caption or caption_of_costs(arms), _CAPTION_WIDTH)
     with style.figure(3.5, path, title, words) as drawing:
-        panels = drawing.subplots(1, len(sweep.costs), squeeze=False)[0]
-        for axes, cost in zip(panels, sweep.costs, strict=True):
-            _draw_costs(axes, arms, sweep, cost)
-        if len(line_keys(arms, sweep.lines)) > 1:
+        panels = drawing.subplots(1, len(plot.costs), squeeze=False)[0]
+        for axes, cost in zip(panels, plot.costs, strict=True):
+            _draw_costs(axes, arms, plot, cost)
+        if len(line_keys(arms, plot.lines)) > 1:
             panels[0].legend()
 
 
 def caption_of_costs(arms: Sequence[Arm]) -> str:
-    """Explain in a caption what the costs of searches to a target are."""
+    """Return a caption for costs to a target. It also names configurations that never reached the target."""
     lost = [arm["arm"] for arm in arms if not arm["fresh_examples"]]
     missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
     ideal = "Dashed: baseline / e, if repeats were as good as fresh."
     return f"{caption_of_runs(arms)}; bars: min and max. {ideal}{missed}"
 
 
-def _draw_costs(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
+def _draw_costs(axes: Axes, arms: Sequence[Arm], plot: Plot, cost: str) -> None:
     shown = [arm for arm in arms if arm[cost]]
     by_name = {arm["arm"]: arm for arm in arms}
-    for position, key in enumerate(line_keys(shown, sweep.lines)):
-        line = sorted((arm for arm in shown if arm[sweep.lines] == key), key=lambda arm: float(arm[sweep.x]))
-        x, of_line = [float(arm[sweep.x]) for arm in line], [arm[cost] for arm in line]
+    for position, key in enumerate(line_keys(shown, plot.lines)):
+        line = sorted((arm for arm in shown if arm[plot.lines] == key), key=lambda arm: float(arm[plot.x]))
+        x, of_line = [float(arm[plot.x]) for arm in line], [arm[cost] for arm in line]
         means = [one["mean"] for one in of_line]
-        name, colour, marker = look(sweep.lines, key, position)
+        name, colour, marker = look(plot.lines, key, position)
         bars = [[one["mean"] - one["min"] for one in of_line], [one["max"] - one["mean"] for one in of_line]]
         axes.errorbar(x, means, bars, color=colour, marker=marker, markersize=4.5, capsize=3, label=name)
         ideal = [_ideal(arm, by_name.get(arm["baseline"]), cost) for arm in line]
         if any(value < mean for value, mean in zip(ideal, means, strict=True)):
             axes.plot(x, ideal, color=colour, linestyle=(0, (4, 2)), linewidth=1.1)
-    values = sorted({float(arm[sweep.x]) for arm in shown})
-    if sweep.x == "learning_rate" or (values and 0 < _WIDE * values[0] < values[-1]):
+    values = sorted({float(arm[plot.x]) for arm in shown})
+    if plot.x == "learning_rate" or (values and 0 < _WIDE * values[0] < values[-1]):
         axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{value:,g}" for value in values])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(SETTINGS[sweep.x])
+    axes.set_xlabel(SETTINGS[plot.x])
     axes.set_ylim(0, None)
     style.counts(axes, COSTS.get(cost, f"{cost.removeprefix('final_').replace('_', ' ')} at the end"), "y")
 
 
 def line_keys(arms: Sequence[Arm], of: str) -> list[Any]:
-    """Return the values of a setting, or the echo variants, in the order in which their lines are drawn."""
+    """Return the distinct values of the setting ``of``, in the order in which their lines are drawn."""
     keys = {arm[of] for arm in arms}
     return sorted(keys, key=style.variant_order) if of == "echo_variant" else sorted(keys)
 
 
 def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
-    """Return the name, colour and marker of a line. Markers distinguish lines in a grey print."""
+    """Return the legend text, color and marker of a line. Markers distinguish lines in a grayscale print."""
     if of == "echo_variant":
         return (*style.VARIANTS[key], "osD^"[position % 4])
     name = f"{SETTINGS[of]} {key:,}" if of in SETTINGS else str(key)
@@ -124,31 +127,31 @@ _LEAST_ERROR = 1e-3  # smaller errors are drawn at this value, because a log axi
 _PANELS = 3  # number of panels in a row
 # Arms of the same colour are distinguished by these dashes.
 _DASHES: Any = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
-AS_FIG3 = Sweep("echo_factor")
+AS_FIG3 = Plot("echo_factor")
 COST = "fresh examples to the target"
 
 
 def draw_curves(
-    curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, sweep: Sweep = AS_FIG3
+    curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, plot: Plot = AS_FIG3
 ) -> None:
-    """Draw one curve per arm (configuration under comparison).
+    """Plot the validation metric during training, with one curve per configuration (arm).
 
-    A curve is the mean over the arm's searches, with a band of one standard deviation. There is one panel per
-    value of the setting ``sweep.x``. Accuracy is drawn as error on a log axis. After the end of a search, its
-    curve continues with its last value.
+    A curve is the mean over the hyperparameter searches of a configuration, with a band of one standard
+    deviation. There is one panel per value of the setting ``plot.x``. Accuracy is drawn as error on a log
+    axis. After the end of a search, its last value continues to count in the mean.
 
     Args:
-        curves: each with ``arm``, ``echo_variant``, ``echo_factor``, the keys of ``sweep``, and the lists
-            ``fresh_examples`` and ``values`` of the metric; see ``records.collect``.
+        curves: one dict per search. Each has ``arm``, ``echo_variant``, ``echo_factor``, the settings that
+            ``plot`` names, and two lists of equal length: ``fresh_examples`` and ``values`` of the metric.
         path: file to write; its suffix determines the format.
         title: e.g. ``digits: best trial of each search``.
-        metric: name of the target's metric.
+        metric: name of the metric, or ``COST`` for the result of ``tuning_curves``.
         target: value of the target, drawn as a dashed line; None for no target.
-        sweep: ``x`` is the setting that differs between panels, ``lines`` the setting that differs between
-            colours.
+        plot: ``x`` is the setting that differs between panels, ``lines`` the setting that differs between
+            colors.
     """
-    panels, keys = _panels(curves, sweep), line_keys(curves, sweep.lines)
-    looks = {one["arm"]: look(sweep.lines, one[sweep.lines], keys.index(one[sweep.lines])) for one in curves}
+    panels, keys = _panels(curves, plot), line_keys(curves, plot.lines)
+    looks = {one["arm"]: look(plot.lines, one[plot.lines], keys.index(one[plot.lines])) for one in curves}
     rows = math.ceil(len(panels) / _PANELS)
     columns = math.ceil(len(panels) / rows)  # for example, four panels make two rows of two
     with style.figure(1.3 + 2.1 * rows, path, title) as drawing:
@@ -173,14 +176,15 @@ def draw_curves(
 def mean_and_band(
     curves: Sequence[Curve], metric: str
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the mean of some curves, with a band of one standard deviation.
+    """Return the mean of several training curves, with a band of one standard deviation.
 
-    Curves are interpolated linearly, and are constant after their last point. The mean begins at the first
-    point that all curves have reached.
+    A curve gives a metric as a function of the number of fresh examples. The curves are interpolated
+    linearly, and are constant after their last point. The mean begins where the last of the curves begins.
+    Accuracies are converted to errors, and averaged on a log scale.
 
     Returns:
-        The fresh examples of all points, and at each of them the mean, the mean minus one standard deviation,
-        and the mean plus one.
+        Four arrays [points]: the numbers of fresh examples, the mean, the lower end of the band, and the
+        upper end.
     """
     to_axis, from_axis = (np.log, np.exp) if metric == "accuracy" else (np.asarray, np.asarray)
     places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))  # [points], ascending
@@ -193,15 +197,18 @@ def mean_and_band(
     return places, from_axis(mean), from_axis(mean - std), from_axis(mean + std)
 
 
-def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve]]]:
-    """Return the name and the curves of each panel. A single arm without echoing is in every panel."""
+def _panels(curves: Sequence[Curve], plot: Plot) -> list[tuple[str, list[Curve]]]:
+    """Return the name and the curves of each panel.
+
+    If exactly one configuration has no echoing, its curves appear in every panel.
+    """
     plain = [one for one in curves if one["echo_variant"] == "none"]
     of_all = plain if len({one["arm"] for one in plain}) == 1 else []
     groups: dict[Any, list[Curve]] = {}
     for one in curves:
         if not of_all or one["echo_variant"] != "none":
-            groups.setdefault(one[sweep.x], []).append(one)
-    name = "e = {}" if sweep.x == "echo_factor" else f"{SETTINGS[sweep.x]} {{:,}}"
+            groups.setdefault(one[plot.x], []).append(one)
+    name = "e = {}" if plot.x == "echo_factor" else f"{SETTINGS[plot.x]} {{:,}}"
     ordered = sorted(groups.items(), key=lambda item: style.factor_order(item[0]))
     return [(name.format(key), [*of_all, *group]) for key, group in ordered] or [("", of_all)]
 
@@ -209,7 +216,7 @@ def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve
 def _draw_panel(
     axes: Axes, curves: Sequence[Curve], metric: str, target: float | None, looks: Any, handles: Any
 ) -> None:
-    """Draw the arms of one panel, and add one line per name to the figure's legend."""
+    """Draw the curves of one panel, and add new names to the legend of the figure."""
     if target is not None:
         axes.axhline(_shown(metric, target), color=style.INK, linestyle=(0, (4, 2)), linewidth=1)
     arms = by_arm(sorted(curves, key=lambda curve: style.variant_order(curve["echo_variant"])))
@@ -257,13 +264,14 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 
 
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
-    """Return for each search the cost of the best of its first n trials, as a function of n.
+    """Return, for each hyperparameter search, the best cost among its first n trials as a function of n.
 
-    Searches with a single trial are omitted.
+    The cost is the number of fresh examples until a trial reaches the target. Trials that diverged do not
+    count in n. Searches with a single trial are omitted.
 
     Returns:
-        Curves for ``draw_curves``. Each has the number of counted trials in place of fresh examples, and
-        begins with the first trial that reached the target.
+        Dicts for ``draw_curves`` with ``COST`` as the metric. The list ``fresh_examples`` holds n, beginning
+        with the first trial that reached the target. The list ``values`` holds the costs.
     """
     curves = []
     for search in searches(row for row in rows if row["counted"]).values():

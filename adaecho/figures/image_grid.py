@@ -21,11 +21,13 @@ _COLUMNS = 4
 
 
 def grid(shown: Sequence[Shown], path: Path) -> None:
-    """Draw images in rows of four panels. For detection, a pair of panels shows true and predicted boxes.
+    """Draw a grid of images with up to four panels per row.
+
+    For detection, each image has two panels: one with the true boxes and one with the predicted boxes.
 
     Args:
         shown: the images.
-        path: its suffix decides the format; the folder is created if missing.
+        path: file to write; its suffix determines the format. The folder is created if missing.
     """
     panels: list[tuple[Any, str, Sequence[Box], str]] = []
     for image, title, true, predicted in shown:

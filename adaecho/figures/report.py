@@ -1,4 +1,4 @@
-"""Write the report, a Markdown page with all committed tables and their figures."""
+"""Write the report, a Markdown page with the results and figures of all recorded experiments."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -23,18 +23,18 @@ _LINKED = {"curves": "training curves", "tuning": "the best trial over those tri
 def section(
     title: str, rows: list[Row], arms: list[Row], figures: list[Path], commands: list[str], into: Path
 ) -> str:
-    """Return the section of the report that describes one table of trials, in Markdown.
+    """Return the Markdown section of the report on one experiment and task.
 
-    It lists the cost of each arm (configuration under comparison) to reach the target, or its final results
-    if there is no target.
+    The section contains figures and a table with one row per configuration (arm). The table lists the cost to
+    reach the target. Without a target, it lists the results at the end of training.
 
     Args:
-        title: the quantity, with experiment and task.
-        rows: see ``records.outcome``.
-        arms: the result of ``records.table.summarize``.
-        figures: paths of the figures, and of pictures by ``adaecho.show``.
-        commands: the commands that produced the records; may be empty.
-        into: folder of the report.
+        title: heading of the section.
+        rows: one dict per trial, with the keys that ``records.outcome`` describes.
+        arms: the result of ``records.table.summarize(rows)``.
+        figures: paths of the images in the section.
+        commands: shell commands that produced the records; may be empty.
+        into: folder of the report. Links to the images are relative to it.
     """
     columns = end_of_sweep(rows, arms)
     cells = list(zip(*(column.cells for column in columns), strict=True))
@@ -45,7 +45,7 @@ def section(
 
 
 def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence[str]) -> str:
-    """Return a section in Markdown: figures, links to further figures, the given parts, and the commands."""
+    """Return a section in Markdown: figures, links to further figures, the given texts, and the commands."""
     made_by = "```\n" + "\n".join(commands) + "\n```" if commands else ""
     kinds = {figure: PurePosixPath(figure).stem.rpartition("_")[2] for figure in figures}
     pictures = [f"![{title}]({figure})" for figure, kind in kinds.items() if kind not in _LINKED]
@@ -55,13 +55,16 @@ def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence
 
 
 def unfinished_note(rows: list[Row]) -> str:
-    """Return a note that names the searches with unfinished trials; empty if there are none."""
+    """Return a note that names the searches with unfinished trials, or an empty string if there are none."""
     left = dict.fromkeys(f"{row['arm']}/{row['repeat']}" for row in rows if row.get("trials_left"))
     return f"Incomplete, with trials that had not ended: searches {', '.join(left)}." if left else ""
 
 
 def boundary_note(arms: list[Row]) -> str:
-    """Return a note that names the hyperparameters whose best values lie near an end of their range."""
+    """Return a note on how often the best value of a hyperparameter lies near an end of its search range.
+
+    The note is empty if no hyperparameter was searched.
+    """
     searched = [arm for arm in arms if arm.get("at_edge")]
     near = [
         f"{arm['arm']}: {key} in {count} of {num_best(arm)} searches"
@@ -74,11 +77,11 @@ def boundary_note(arms: list[Row]) -> str:
 
 
 def markdown_report(sections: Sequence[str], before: Sequence[str] = ()) -> str:
-    """Return the whole report: the texts in ``before``, the explanation, then all sections."""
+    """Return the whole report: the texts in ``before``, an explanation of the tables, then all sections."""
     return "\n\n".join(["# Results", *before, EXPLANATION, *sections]) + "\n"
 
 
 def markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:
-    """Return a Markdown table whose first column is left-aligned and all others right-aligned."""
+    """Return a Markdown table. The first column is left-aligned, and all others are right-aligned."""
     rule = ("---", *["---:"] * (len(headings) - 1))
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))

@@ -1,4 +1,4 @@
-"""The size, colors, words and number formats that all figures share."""
+"""The size, colors, labels and number formats that all figures share."""
 
 import math
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ def figure(height_inches: float, path: Path, title: str = "", note: str = "") ->
 
     Args:
         height_inches: height of the figure; the width is fixed.
-        path: its suffix determines the format (png, jpg, svg, pdf); the folder is created if missing.
+        path: file to write; its suffix determines the format (png, jpg, svg, pdf). The folder is created if
+            missing.
         title: text above the figure, at the left.
         note: text below the figure, in small letters.
     """
@@ -53,12 +54,12 @@ def figure(height_inches: float, path: Path, title: str = "", note: str = "") ->
 
 
 def variant_order(variant: str) -> int:
-    """Return the position of an echo variant in the paper's figures, to sort by."""
+    """Return a sort key that puts echo variants into the order of the paper's figures."""
     return list(VARIANTS).index(variant)
 
 
 def factor_order(factor: float | str) -> float:
-    """Return a number by which to sort an echoing factor; ``auto`` comes last."""
+    """Return a sort key for echoing factors. The factor ``auto`` comes last."""
     return math.inf if factor == "auto" else float(factor)
 
 
@@ -71,12 +72,12 @@ def target_words(metric: str, value: float | None) -> str:
 
 
 def per_cent(value: float, _: int = 0) -> str:
-    """Format a share as the label of a tick, in per cent."""
+    """Format a fraction as a tick label in per cent."""
     return f"{100 * value:.4g} %"
 
 
 def counts(axes: Axes, words: str, along: Literal["x", "y"]) -> None:
-    """Format an axis of counts: set its label, few ticks (20k, 1M), and a grid in the background."""
+    """Format an axis that shows counts: set its label, a few ticks such as 20k and 1M, and a grid."""
     axis = axes.yaxis if along == "y" else axes.xaxis
     axis.set_label_text(words)
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

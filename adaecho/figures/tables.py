@@ -1,4 +1,4 @@
-"""Draw the figures of one experiment on one task, from a committed table or the folder of a sweep."""
+"""Draw the figures of one experiment on one task from its recorded trials."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from adaecho.errors import DataError
 from adaecho.figures.arms import draw_ends, draw_fig3
-from adaecho.figures.curves import AS_FIG3, COST, Curve, Sweep, draw_curves, draw_lines, tuning_curves
+from adaecho.figures.curves import AS_FIG3, COST, Curve, Plot, draw_curves, draw_lines, tuning_curves
 from adaecho.figures.style import target_words
 from adaecho.records.files import read_json
 from adaecho.records.outcome import SETTINGS, Row, targets_of, without_target
@@ -16,11 +16,11 @@ RowsAndCurves = dict[tuple[str, str], tuple[list[Row], list[Curve]]]
 """The rows and the curves of each table, by experiment and task."""
 # These experiments reproduce the paper's figures with lines.
 LINES = {
-    "fig4": Sweep("echo_factor", costs=("train_time_s", "fresh_examples")),
-    "fig5": Sweep("echo_factor", lines="batch_size"),
-    "fig6": Sweep("batch_size"),
-    "fig7a": Sweep("batch_shuffle_buffer"),
-    "fig7b": Sweep("shuffle_buffer"),
+    "fig4": Plot("echo_factor", costs=("train_time_s", "fresh_examples")),
+    "fig5": Plot("echo_factor", lines="batch_size"),
+    "fig6": Plot("batch_size"),
+    "fig7a": Plot("batch_shuffle_buffer"),
+    "fig7b": Plot("shuffle_buffer"),
 }
 
 # Some experiments use a task that is named after another data set. These are their own data sets.
@@ -31,15 +31,18 @@ NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # text is not
 def draw_table(
     rows: list[Row], arms: list[Row], curves: list[Curve], into: Path, stem: str, form: str
 ) -> list[Path]:
-    """Draw the rows and curves of one experiment on one task, and return the paths of the figures.
+    """Draw all figures of one experiment on one task, and return their paths.
+
+    One figure compares the configurations (arms) of the experiment. Up to two more figures show training
+    curves and the progress of hyperparameter searches.
 
     Args:
-        rows: at least one row; see ``records.outcome``.
-        arms: the result of ``records.table.summarize``.
-        curves: see ``records.collect``; may be empty.
-        into: folder of the figures.
+        rows: one dict per trial, with the keys that ``records.outcome`` describes; at least one.
+        arms: the result of ``records.table.summarize(rows)``.
+        curves: metric of each search's best trial during training, as in ``curves.json``; may be empty.
+        into: folder for the figures.
         stem: prefix of the file names.
-        form: png, svg or pdf.
+        form: file format: png, svg or pdf.
     """
     first = rows[0]
     curves = [curve for curve in curves if curve["fresh_examples"]]  # a run may have no evaluation
@@ -47,7 +50,7 @@ def draw_table(
     lines = LINES.get(first["experiment"])
     paths, title = [into / f"{stem}.{form}"], describe(rows)
     if without_target(rows) and (rates := _rates(arms)):
-        of_rates = Sweep("learning_rate", lines="method", costs=(f"final_{first['target_metric']}",))
+        of_rates = Plot("learning_rate", lines="method", costs=(f"final_{first['target_metric']}",))
         draw_lines(rates, paths[0], title, of_rates, "Mean over runs; bars: minimum and maximum.")
     elif without_target(rows):
         draw_ends(arms, paths[0], title, first["target_metric"])
@@ -74,15 +77,19 @@ def draw_table(
 
 
 def _named(one: Row, task: str) -> Row:
-    """Return a row or curve with the name of its echo variant: "example" in tasks without augmentation."""
+    """Return a row or curve whose echo variant is named "example" if the task has no augmentation.
+
+    Without augmentation, example echoing has only one variant.
+    """
     is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
     return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
 
 
 def _rates(arms: list[Row]) -> list[Row]:
-    """Return the arms with the learning rates in their names, such as 0.05 in ``e2_lr0.05``.
+    """Return dicts with the learning rate of each configuration, read from names such as ``e2_lr0.05``.
 
-    The list is empty unless all names have one.
+    Each dict has the additional keys ``learning_rate`` (0.05) and ``method`` (``e2``). The list is empty if
+    any name has no learning rate.
     """
     found = [re.fullmatch(r"(.*?)_?lr([\d.]+)", arm["arm"]) for arm in arms]
     return [
@@ -97,7 +104,7 @@ def _name(row: Row) -> str:
 
 
 def describe(rows: list[Row]) -> str:
-    """Return a title, e.g. ``fig3, digits: fresh examples to 97 % validation accuracy``."""
+    """Return an experiment's title, e.g. ``fig3, digits: fresh examples to 97 % validation accuracy``."""
     first: dict[str, Any] = rows[0]
     name = _name(first)
     if without_target(rows):
@@ -110,10 +117,12 @@ def describe(rows: list[Row]) -> str:
 
 
 def read_tables(results: Path) -> RowsAndCurves:
-    """Read the rows and curves of all tables ``<experiment>/<task>/trials.json``, sorted by name.
+    """Read the trials and training curves of all experiments under ``results``, sorted by path.
+
+    The files are ``<experiment>/<task>/trials.json`` and ``curves.json``.
 
     Raises:
-        DataError: there are no tables.
+        DataError: there is no ``trials.json``.
         FolderError: a file is not JSON.
     """
     tables = {
@@ -127,7 +136,7 @@ def read_tables(results: Path) -> RowsAndCurves:
 
 
 def read_commands(table: Path) -> list[str]:
-    """Return the commands that produced a table, or an empty list if they are not recorded."""
+    """Return the commands that produced a ``trials.json``, or an empty list if they are not recorded."""
     return list(_read_next_to(table, "origin.json", {}).get("commands", []))
 
 

@@ -24,10 +24,11 @@ from adaecho.run import CONF, explain
 
 
 def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
-    """Compose the config, measure the task, and print the report.
+    """Measure the times of a task's input pipeline and training step, and print the report.
 
     Args:
-        arguments: overrides of the config, as for ``python -m adaecho.run``, and optionally ``step_s=``.
+        arguments: config overrides as for ``python -m adaecho.run``. An optional ``step_s=SECONDS`` gives the
+            time of one training step, which is then not measured.
         budget_s: seconds for each measurement.
 
     Raises:

@@ -33,7 +33,7 @@ class Loop:
 
     @property
     def R(self) -> float:  # noqa: N802 (the paper's letter)
-        """The ratio t_upstream / t_downstream of the paper's section 2."""
+        """R = t_upstream / t_downstream (paper, section 2), that is ``upstream_s`` divided by ``step_s``."""
         return self.upstream_s / self.step_s
 
 

@@ -26,12 +26,16 @@ _MIN_STALL = 0.05  # the report suggests no change if the loop waits for a small
 class Watch:
     """A timer of a training loop, as returned by ``watch``.
 
-    Iterate over it instead of the loader; it also has the loader's attributes. If a trainer owns the loop,
-    call ``begin_step`` and ``end_step`` around each step in a callback, and ``resume`` after anything else,
-    such as an evaluation.
+    Use it in place of the loader. Iterating over it yields the loader's batches and measures each step, and
+    it has the loader's length and attributes.
+
+    If a trainer runs the loop, measure from its callbacks instead. Call ``begin_step`` and ``end_step``
+    around each training step. Call ``resume`` after other work, such as an evaluation, so that its time is
+    not counted.
 
     Attributes:
-        batches: number of steps that were counted.
+        batches: number of steps in the mean times. These leave out the first step of each loop over the
+            loader, and steps that take at least ten times the mean.
     """
 
     def __init__(self, loader: Iterable[Any] | None = None) -> None:
@@ -121,7 +125,8 @@ class Watch:
     def workers(self) -> int | None:
         """Number of workers of the loader, or of the loader that it wraps as its ``dataset``.
 
-        It is 0 if the loop's own thread reads the data, and None if unknown.
+        If both loaders have workers, those of the inner loader count. The number is 0 if the loop's own
+        thread reads the data, and None if it is unknown.
         """
         own = getattr(self._loader, "num_workers", None)
         inner = getattr(getattr(self._loader, "dataset", None), "num_workers", None)
@@ -131,9 +136,10 @@ class Watch:
     def upstream_s(self) -> float:
         """Seconds that the loader needs to prepare a batch.
 
-        If the loader has workers and the loop never waits for them, this is only an upper bound.
+        If the loader has workers, this is the time of the whole loop per step. A loop that waits for its
+        workers is as fast as they are. If the loop never waits, the workers may be faster, so the value is
+        then only an upper bound.
         """
-        # A loop that waits for its workers is as fast as they are.
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
     @property

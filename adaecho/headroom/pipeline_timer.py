@@ -1,4 +1,4 @@
-"""Measure the time of the upstream stages and of the training step for a configured task."""
+"""Measure the time of the input pipeline and of the training step for a configured task."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,11 +23,12 @@ _MIN_CALLS = 3
 
 @dataclass(frozen=True)
 class Headroom:
-    """The measured times of a task, in seconds per batch.
+    """Measured times of a task's input pipeline and training step, in seconds per batch.
 
     Attributes:
-        stages_s: for each upstream stage, the time that it adds to the stages before it, in a single thread.
-        upstream_s: time of all upstream stages, as the loader runs them.
+        stages_s: time of each stage of the input pipeline in a single thread, by name of the stage. It is the
+            time with this stage minus the time without it.
+        upstream_s: time of the whole input pipeline, as the loader runs it.
         step_s: time of one training step.
         epoch_bytes: bytes of all batches of an epoch; 0 if unknown.
     """
@@ -39,22 +40,26 @@ class Headroom:
 
     @property
     def ratio(self) -> float:
-        """The ratio R = t_upstream / t_downstream of the paper's section 2."""
+        """R = t_upstream / t_downstream (paper, section 2), that is ``upstream_s`` divided by ``step_s``."""
         return self.upstream_s / self.step_s
 
     def gain(self, factor: float) -> float:
-        """Return the speed-up at an echoing factor e, if repeats were as useful as fresh examples.
+        """Return the speed-up from an echoing factor e, if repeats were as useful as fresh examples.
 
-        A fresh batch and e steps on it take max(t_upstream, e * t_downstream) (paper, equation 1).
+        With echoing, e steps on one fresh batch take max(t_upstream, e * t_downstream) (paper, equation 1).
+        Without echoing, e steps take e * max(t_upstream, t_downstream). The speed-up is the second time
+        divided by the first.
         """
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)
 
     def report(self, name: str, batch_size: int, num_workers: int) -> Iterator[str]:
-        """Yield the report line by line, with advice at the end.
+        """Yield lines of text with the measured times, R, the possible speed-up by echoing, and advice.
+
+        The advice says how to make training faster if it waits for data.
 
         Args:
-            name: name of the task.
+            name: name of the task, for the first line.
             batch_size: examples per batch.
             num_workers: number of workers of the loader.
         """
@@ -82,7 +87,7 @@ class Headroom:
 
 @storage_errors()
 def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = None) -> Headroom:
-    """Measure the upstream stages and the step of a configured task.
+    """Measure how long a task takes to prepare a batch and to train on it.
 
     Args:
         config: task, data, batch size, workers and device are used.

@@ -15,10 +15,10 @@ class Normalise(nn.Module):
     """Normalise each channel, ``(images - mean) / std``: uint8 [N, H, W, C] to float32 [N, C, H, W].
 
     Args:
-        mean: of each channel, in pixel values.
-        std: of each channel, in pixel values, positive.
-        channels_last: memory format of the result. Channels last is the order of the input, so it saves a
-            copy.
+        mean: mean of each channel, in pixel values.
+        std: standard deviation of each channel, in pixel values, positive.
+        channels_last: whether the result has torch's channels-last memory format. This saves a copy, because
+            the input is already in this order.
     """
 
     mean: torch.Tensor

@@ -38,11 +38,12 @@ class SSD(nn.Module):
     """The detector: a backbone, a head, and default boxes.
 
     Args:
-        backbone: maps float [N, 3, S, S] to the planes that predict boxes, finest first.
-        out_channels: number of channels of each of these planes.
-        default_boxes: generates the default boxes, from one list of aspect ratios per plane.
-        num_classes: C, including the background.
-        image_size: S, in pixels.
+        backbone: maps images, float [N, 3, S, S], to the list of feature maps that predict boxes, finest
+            first.
+        out_channels: number of channels of each feature map.
+        default_boxes: generates the default boxes, from one list of aspect ratios per feature map.
+        num_classes: number of classes including the background.
+        image_size: S, the side of an image in pixels.
 
     Attributes:
         boxes: the default boxes, float32 [A, 4] as x1, y1, x2, y2 in pixels.
@@ -80,8 +81,8 @@ class SSD(nn.Module):
         return predicted["cls_logits"], predicted["bbox_regression"]
 
 
-class Planes(nn.Module):
-    """Consecutive stages that each yield a feature map.
+class FeatureMaps(nn.Module):
+    """Runs stages one after another, and returns the output of each stage as a feature map.
 
     The module maps images, float [N, 3, S, S], to a list of feature maps, [N, C_i, S_i, S_i].
     """
@@ -107,12 +108,15 @@ _STEPS_PIXELS = [8, 16, 32, 64, 100, 300]
 
 
 def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
-    """Build an SSD with a ResNet-34 backbone, with random initial weights and batch norm except in the head.
+    """Build an SSD with a ResNet-34 backbone and random initial weights.
+
+    All parts except the head have batch norm.
 
     Args:
-        num_classes: C, including the background.
-        image_size: in pixels, at least 64; the paper's size is 300, with 8,732 default boxes. Default boxes
-            keep their size relative to the image. At sizes other than 300 the last convolutions are padded.
+        num_classes: number of classes including the background.
+        image_size: side of an image in pixels, at least 64. The paper uses 300, which gives 8,732 default
+            boxes. At other sizes, default boxes keep their size relative to the image, and the last
+            convolutions are padded, so that small feature maps do not vanish.
     """
     net = resnet34(weights=None)
     third = net.layer3
@@ -134,19 +138,19 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
     boxes = DefaultBoxGenerator(_RATIOS, scales=_SCALES, steps=steps)
     for layer in extra:
         layer.apply(_initialise)
-    return SSD(Planes([stem, *extra]), _CHANNELS, boxes, num_classes=num_classes, image_size=image_size)
+    return SSD(FeatureMaps([stem, *extra]), _CHANNELS, boxes, num_classes=num_classes, image_size=image_size)
 
 
 def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
     """Build a small SSD for the task ``scenes``, with feature maps at 1/4, 1/8 and 1/16 of the image's side.
 
     Args:
-        num_classes: C, including the background.
-        image_size: in pixels, a multiple of 16.
+        num_classes: number of classes including the background.
+        image_size: side of an image in pixels, a multiple of 16.
     """
     channels = (64, 64, 64)
     stem = nn.Sequential(_conv(3, 32, stride=2), _conv(32, 64, stride=2), _conv(64, 64))
-    planes = Planes([stem, _shrink(64, 32, 64), _shrink(64, 32, 64)])
+    planes = FeatureMaps([stem, _shrink(64, 32, 64), _shrink(64, 32, 64)])
     planes.apply(_initialise)
     boxes = DefaultBoxGenerator([[], [], []], scales=[0.15, 0.25, 0.42, 0.7])
     return SSD(planes, channels, boxes, num_classes=num_classes, image_size=image_size)
@@ -165,7 +169,7 @@ def _conv(
 def _shrink(
     in_channels: int, middle: int, channels: int, *, stride: int = 2, padding: int = 1
 ) -> nn.Sequential:
-    """Return a 1x1 convolution to fewer channels, followed by a 3x3 convolution to a smaller plane."""
+    """Return a 1x1 convolution to fewer channels, followed by a 3x3 convolution to a smaller feature map."""
     return nn.Sequential(
         _conv(in_channels, middle, kernel=1, padding=0),
         _conv(middle, channels, stride=stride, padding=padding),

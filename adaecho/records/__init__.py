@@ -1,1 +1,1 @@
-"""Run folders, their mirror in W&B, and the tables collected from them."""
+"""Read and write the records of runs, mirror them to W&B, and collect them into tables."""

@@ -41,18 +41,20 @@ def trial_row(
     counted: bool = True,
     positions: dict[str, float] | None = None,
 ) -> Row:
-    """Build the row of one trial (see ``records.outcome``) from its run's config and summary.
+    """Build the table row of one trial (training run) from the run's config and summary.
+
+    ``records.outcome`` lists the keys of a row.
 
     Args:
         config: the config of the run as plain dicts.
         summary: the content of the run's ``summary.json``.
         experiment: the name of the experiment.
-        arm: the name of the arm.
-        repeat: the number of the search within the arm.
-        index: the number of the trial within the search.
-        counted: whether the search counts the trial towards its number of non-divergent trials.
-        positions: the position of the trial's point on each axis of the search, from 0 to 1 on the scale of
-            the axis.
+        arm: the name of the arm (compared configuration).
+        repeat: the number of the search within the arm, from 0.
+        index: the number of the trial within the search, from 0.
+        counted: whether the trial may count in the results. Diverged trials and surplus trials do not count.
+        positions: where each searched value lies in its range, from 0 (lowest) to 1 (highest), on the scale
+            of the search.
     """
     to_target = summary.get("to_target") or {}
     return {
@@ -86,7 +88,7 @@ def trial_row(
 
 
 def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
-    """Write the tables of a finished sweep, and return the folder that contains them.
+    """Write the result tables of a finished sweep, and return the folder that contains them.
 
     Args:
         sweep: the folder of the sweep.
@@ -114,9 +116,10 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
 
 
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
-    """Read the learning curve of the best trial of each search from the run folders.
+    """Read the learning curve of the best trial (training run) of each search from the run folders.
 
-    Searches that missed the target have no curve, unless they consist of a single trial.
+    A search that missed the target has no best trial, and thus no curve. If a search has only one trial,
+    however, this trial has a curve even if it missed the target, unless it diverged or failed.
 
     Returns:
         One dict per curve, with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index`` and
@@ -145,7 +148,7 @@ def _trial_folder(sweep: Path, row: Row) -> Path:
 
 
 def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> None:
-    """Write the tables and ``origin.json`` to a folder, and remove other tables that it contains.
+    """Write the tables and ``origin.json`` to a folder, and remove older tables from it.
 
     Args:
         into: the folder, which is created if it is missing.
@@ -162,7 +165,7 @@ def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> N
 
 
 def _origin(folders: Sequence[Path]) -> dict[str, Any]:
-    """The distinct environments and data facts of the runs, and one text sample of a language model."""
+    """Return the distinct environments and data facts of the runs, and one sample of generated text."""
     environments, data, samples = list[Any](), list[Any](), list[Any]()
     for folder in folders:
         latest = read_json(folder / "environment.json")
@@ -179,12 +182,12 @@ def _origin(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def one_line_each(table: list[Any]) -> str:
-    """Return a JSON list with one item per line. A diff then shows which arm has changed."""
+    """Format a list as JSON with one item per line, so that a diff shows which item has changed."""
     return "[\n" + ",\n".join(dumps(item) for item in table) + "\n]\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command."""
+    """Run the command ``python -m adaecho.records.collect``."""
     parser = argparse.ArgumentParser(
         prog="python -m adaecho.records.collect", description="Collect a sweep into committed tables."
     )

@@ -1,4 +1,4 @@
-"""Read and write files. A killed process or a full disk never leaves a half-written file."""
+"""Read and write files so that a killed process or a full disk never leaves a half-written file."""
 
 import json
 import math
@@ -19,7 +19,7 @@ _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Convert an ``OSError`` inside the block to a ``FolderError`` that names ``path`` and a remedy."""
+    """Convert an ``OSError`` in the ``with`` block to a ``FolderError`` that names ``path`` and a remedy."""
     try:
         yield
     except OSError as error:
@@ -29,7 +29,7 @@ def folder_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary binary file that replaces ``path`` at the end of the block, unless the block fails.
+    """Open a temporary binary file that replaces ``path`` when the ``with`` block ends without an error.
 
     A library that needs a file name can write to ``Path(file.name)``.
 
@@ -56,12 +56,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomically replace the content of the file ``path`` with a value as indented JSON (see ``dumps``)."""
+    """Atomically write a value to the file ``path`` as indented JSON (see ``dumps``)."""
     write_text(path, dumps(value, indent=2) + "\n")
 
 
 def append(path: Path, text: str) -> None:
-    """Append ``text`` to a file, and wait until the text is on the disk.
+    """Append ``text`` to a file, and wait until it is on disk.
 
     A missing file is created.
     """
@@ -72,7 +72,7 @@ def append(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read the value in a JSON file.
+    """Read a JSON file.
 
     Raises:
         FolderError: the file cannot be read.
@@ -82,7 +82,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read the value in a YAML file with PyYAML's safe loader, which creates only plain values.
+    """Read a YAML file with PyYAML's safe loader, which creates only plain values.
 
     Raises:
         FolderError: the file cannot be read.
@@ -92,14 +92,14 @@ def read_yaml(path: Path) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """Format plain values as YAML, and keep the order of keys."""
+    """Format plain values as YAML. Dicts keep the order of their keys."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False))
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a file, or an empty list if it is missing.
+    """Return the complete lines of a file, or an empty list if the file is missing.
 
-    A last line without a line break is left out.
+    A last line without a line break is left out, because its writer may have been killed.
     """
     if not path.exists():
         return []
@@ -109,9 +109,9 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Format a value as strict JSON.
+    """Format a value as standard JSON.
 
-    NaN and infinities become null, and scalars of NumPy and torch become plain numbers.
+    NaN and infinities become null. Scalars of NumPy and torch become plain numbers.
     """
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 

@@ -11,8 +11,8 @@ It contains these files::
     traceback.txt      the traceback of each crash
     lock               host and process of the current writer; empty if no process is writing
 
-Killing a run at any time does not damage these files. A resumed run removes the lines of metrics.jsonl that
-were written after its checkpoint.
+A run can be killed at any time without damaging these files. When it is resumed, it removes the lines of
+metrics.jsonl that were written after its last checkpoint.
 """
 
 import fcntl
@@ -39,14 +39,14 @@ STALE_AFTER_S = 120.0
 
 
 class FolderInUseError(FolderError):
-    """A live process is writing to the folder."""
+    """Another live process is writing to the folder."""
 
 
 class RunFolder:
-    """Reads and writes the files of a run folder.
+    """The files of one run folder, with methods to read and write them.
 
-    Writing requires the lock (see ``lock``). A writing method raises ``FolderError`` if this process does not
-    own the lock, the disk is full, or the folder is not writable.
+    A process must hold the folder's lock to write (see ``lock``). A method that writes raises ``FolderError``
+    if the process does not hold the lock, if the disk is full, or if the folder is not writable.
 
     Attributes:
         checkpoint: the path of the last checkpoint.
@@ -64,10 +64,10 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Lock the folder during the block against writing by other processes, and create it if missing.
+        """Create the folder if needed, and lock it for writing while the ``with`` block runs.
 
         Raises:
-            FolderInUseError: a live process holds the lock. The message names its host and process.
+            FolderInUseError: another live process holds the lock. The message names its host and process id.
         """
         self._lock.acquire()
         try:
@@ -83,21 +83,22 @@ class RunFolder:
         *,
         restart: bool = False,
     ) -> None:
-        """Record the config and environment when a run begins or continues in the folder.
+        """Record the config and the environment when a run starts or resumes.
 
-        To continue a run, the config must be the same, except that budgets may be larger and keys that do not
-        change the results may differ (see ``config.identity``).
+        If the folder already contains a run, that run is resumed. The config must then be the recorded one,
+        with two exceptions. Budgets may be larger. Settings that do not affect the results, such as the
+        number of workers, may differ (see ``config.identity``).
 
         Args:
             config: the config as plain dicts.
-            overrides: the overrides that the user typed.
-            environment: the present environment (see ``records.environment``). Environments in which the run
-                was executed before are kept under ``earlier``.
-            restart: begin a new run, after renaming a folder with a previous run to ``<name>.old-<n>``.
+            overrides: the overrides on the command line.
+            environment: the current environment (see ``records.environment``). If it has changed since the
+                run was last started, the previous one is kept in the list ``earlier``.
+            restart: start a new run. An existing run is first moved to the folder ``<name>.old-<n>``.
 
         Raises:
-            FolderError: the folder contains a run with a different config or with a larger budget. The
-                message lists the differences.
+            FolderError: the folder contains a run whose config differs in a setting that affects the results,
+                or whose budget is larger than that in ``config``. The message lists the differences.
         """
         self._check_writer()
         has_records = self._config.exists()
@@ -135,10 +136,9 @@ class RunFolder:
         files.append(self._metrics, files.dumps(metrics) + "\n")
 
     def truncate_metrics(self, num_lines: int) -> None:
-        """Remove all but the first ``num_lines`` lines of ``metrics.jsonl``, before a run is resumed.
+        """Keep only the first ``num_lines`` lines of ``metrics.jsonl``.
 
-        Args:
-            num_lines: the number of evaluations up to the checkpoint.
+        A resumed run calls this to remove evaluations that were recorded after its checkpoint.
         """
         self._check_writer()
         if self._metrics.exists():
@@ -147,11 +147,11 @@ class RunFolder:
                 os.truncate(self._metrics, sum(map(len, kept)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the evaluations so far. A last line that is not completely written is left out."""
+        """Return the recorded evaluations. A last line that was not completely written is left out."""
         return [json.loads(line) for line in files.whole_lines(self._metrics)]
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
-        """Replace a binary file of the folder, such as the checkpoint or a file of weights in ``model/``."""
+        """Atomically write a binary file of the folder, such as the checkpoint or saved weights."""
         self._check_writer()
         with files.atomic_file(path) as file:
             file.write(data)
@@ -170,7 +170,7 @@ class RunFolder:
         return files.read_yaml(self._config) if self._config.exists() else None
 
     def write_traceback(self, traceback: str) -> None:
-        """Append the traceback of a crash to ``traceback.txt``, with the time."""
+        """Append the time and the traceback of a crash to ``traceback.txt``."""
         self._check_writer()
         head = time.strftime("--- %Y-%m-%d %H:%M:%S %z ---\n")
         files.append(self.path / "traceback.txt", f"{head}{redact_urls(traceback).rstrip()}\n")
@@ -197,7 +197,10 @@ _descriptors: set[int] = set()
 
 
 def _close_descriptors() -> None:
-    """Close all locks in a forked child. Otherwise the child would still own them after its parent died."""
+    """Close all lock files in a forked child process.
+
+    Otherwise the child would keep the locks of its parent after the parent has died.
+    """
     while _descriptors:
         os.close(_descriptors.pop())
 
@@ -206,10 +209,11 @@ os.register_at_fork(after_in_child=_close_descriptors)
 
 
 class FolderLock:
-    """A lock that allows only one process at a time to write to a folder, also across hosts.
+    """A lock that lets only one process at a time write to a folder, even across hosts.
 
-    The kernel lock on the file ``lock`` ends with its process. A heartbeat, the file's modification time,
-    shows other hosts that the process is alive.
+    The process locks the file ``lock``, and the operating system releases this lock when the process ends.
+    Because other hosts may not see the lock, the process also updates the file's modification time at regular
+    intervals. This heartbeat shows that the process is alive.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -219,10 +223,10 @@ class FolderLock:
         self._stop = threading.Event()
 
     def acquire(self) -> None:
-        """Acquire the lock. The folder is created if it is missing.
+        """Acquire the lock, and create the folder if it is missing.
 
         Raises:
-            FolderInUseError: a live process holds the lock. The message names its host and process.
+            FolderInUseError: another live process holds the lock. The message names its host and process id.
             FolderError: the folder is not writable.
         """
         with files.folder_errors(self.folder):
@@ -247,7 +251,7 @@ class FolderLock:
         threading.Thread(target=self._beat, args=(descriptor, self._stop), daemon=True).start()
 
     def release(self) -> None:
-        """Release the lock. If a process on another host has acquired it, its entry stays unchanged."""
+        """Release the lock, unless a process on another host has already taken it over."""
         if self._descriptor < 0:
             return
         self._stop.set()
@@ -273,7 +277,7 @@ class FolderLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether the heartbeat of a folder's lock shows that a live process owns the lock."""
+    """Return whether a live process holds the lock of a folder, judging by the lock's last heartbeat."""
     with suppress(OSError):
         path = folder / "lock"
         return bool(path.read_bytes()) and time.time() - path.stat().st_mtime < STALE_AFTER_S
@@ -281,7 +285,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str | None:
-    """Try to lock the file. If a live process already owns the lock, return its description, else None."""
+    """Try to lock an open file. Return None, or a description of the live process that holds the lock."""
     is_ours = is_locked = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

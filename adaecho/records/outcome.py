@@ -61,11 +61,13 @@ SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 def outcome(rows: list[Row]) -> list[Row]:
     """Summarize the cost of each arm to reach the target, and compare each arm with its baseline.
 
-    Means, minima and maxima are taken over the best trials of the searches that reached the target, as in the
-    paper's Fig. 3.
+    An arm is one of the compared configurations. It is tuned by one or more searches, each with several
+    trials (training runs). The target is a value of a metric. The cost of a search is that of its cheapest
+    trial that reached the target. Means, minima and maxima are taken over the searches that reached the
+    target, as in the paper's Fig. 3.
 
     Returns:
-        One dict per arm, in the order in which the arms first appear in ``rows``:
+        One dict per arm, in order of first appearance in ``rows``. Its keys are:
 
         * ``arm``, ``echo_variant`` and ``echo_factor``, and every key of ``SETTINGS`` that was not searched.
         * ``searches``: the number of searches. ``reached``: how many of them reached the target.
@@ -81,9 +83,9 @@ def outcome(rows: list[Row]) -> list[Row]:
           ``records.statistics.cost_ratio``). The ratio is null if the arm has no baseline, or if no search of
           the arm or of its baseline reached the target. The interval is null for the baseline itself, and if
           either arm has fewer than two searches.
-        * ``ratio_bound``: only present if some searches of one of the two arms missed the target. The cost of
-          this search is only known to be at least what it has read. The true ratio is then ``at least`` or
-          ``at most`` the given value, and there is no interval. If both arms have such searches, the ratio is
+        * ``ratio_bound``: only present if some searches of one of the two arms missed the target. Only a
+          lower bound of their cost is known. The true ratio is then ``at least`` or ``at most`` the given
+          value, and there is no interval. If both arms have searches that missed the target, the ratio is
           null.
     """
     best = best_trials(rows)
@@ -103,15 +105,16 @@ def outcome(rows: list[Row]) -> list[Row]:
 
 
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
-    """Return the distinct targets of these rows, each as (task, metric, value, consecutive evaluations)."""
+    """Return the distinct targets of trials, each as (task, metric, value, consecutive evaluations)."""
     metric, value, in_a_row = TARGET
     return {(row["task"], row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
 
 
 class Bounds(NamedTuple):
-    """Lower and upper bound of the cost of a search to reach the target.
+    """The range in which the cost of a hyperparameter search lies, for example in fresh examples.
 
-    They are equal if the search reached the target. Otherwise ``high`` is infinite.
+    The cost is what the search needed to reach the target value of its metric. If the search reached the
+    target, ``low`` and ``high`` are equal. Otherwise usually only ``low`` is known, and ``high`` is infinite.
     """
 
     low: float
@@ -119,13 +122,17 @@ class Bounds(NamedTuple):
 
 
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
-    """Return the cost of each search of an arm to reach the target, in fresh examples.
+    """Return the cost of each search of an arm to reach the target, as a lower and an upper bound.
 
-    The cost is that of the cheapest trial that reached it. If none did, the lower bound is the amount that
-    the cheapest trial used. While trials are unfinished, the bounds are 0 and infinity.
+    If the search reached the target, both bounds are the cost of its best trial (see ``best_trials``). If it
+    missed the target, the lower bound is the smallest amount that any of its counted trials spent, and the
+    upper bound is infinite. The lower bound is 0 while trials are unfinished.
+
+    The cost ``s_per_fresh_example`` is a rate, which is known even if the target was missed. The bounds are
+    then the smallest and the largest rate of the counted trials.
 
     Args:
-        rows: the trials of one arm.
+        rows: the trials of one arm (compared configuration).
         cost: ``fresh_examples``, ``steps``, ``train_time_s``, or ``s_per_fresh_example`` (training time in
             seconds divided by the number of fresh examples).
     """
@@ -154,7 +161,7 @@ def _cost(row: Row, prefix: str, cost: str) -> float:
 
 
 def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
-    """Return the ratio keys of ``outcome`` for an arm, given the costs of the arm and of its baseline."""
+    """Return the keys ``ratio_*`` of ``outcome``, from the costs of an arm and of its baseline."""
     unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
     missed = [[math.isinf(cost.high) for cost in costs] for costs in (ours, theirs)]
     if all(map(any, missed)) or any(map(all, missed)):
@@ -170,17 +177,20 @@ def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
 
 
 def ratio_words(arm: Row) -> str:
-    """Return an arm's ratio to its baseline as text: ``0.72``, or ``>0.72`` or ``<0.72`` if it is a bound.
+    """Format the ratio of an arm's cost to its baseline's cost, for example as ``0.72``.
+
+    If some searches missed the target, only a bound of the ratio is known. The text is then ``>0.72`` for a
+    lower bound or ``<0.72`` for an upper bound.
 
     Args:
-        arm: an arm as returned by ``outcome``.
+        arm: an arm as returned by ``outcome``, whose ratio is not null.
     """
     sign = {"at least": ">", "at most": "<"}.get(arm.get("ratio_bound", ""), "")
     return f"{sign}{arm['ratio_to_baseline']:.2f}"
 
 
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:
-    """Return the name of the arm's baseline, or None if it is ambiguous.
+    """Return the name of the baseline with which an arm is compared, or None if it is ambiguous.
 
     An arm may name its baseline under ``baseline``. Otherwise, the candidates are the arms without echoing
     or, if there are none, the arms with echoing factor 1. These rules are tried in order:
@@ -211,11 +221,15 @@ def without_target(rows: list[Row]) -> bool:
 
 
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """Return the best trial of each search, in a dict whose keys are the arm and repeat of the search.
+    """Select the best trial (training run) of each search.
 
-    With a target, the best trial is the counted trial that reached it with the fewest fresh examples.
-    Searches that missed the target are omitted. Without a target, it is the trial with the best metric at any
-    evaluation (paper, Fig. 8), among those that spent their whole budget.
+    If there is a target, the best trial is the counted trial that reached it with the fewest fresh examples.
+    A search that missed the target has no best trial, and is left out. If there is no target, the best trial
+    is the one with the best metric at any evaluation (paper, Fig. 8). Only trials that spent their whole
+    budget are then considered.
+
+    Returns:
+        A dict from (arm, repeat), which identifies a search, to the row of the best trial.
     """
     merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
@@ -227,12 +241,12 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
 
 def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Group rows by search, that is by arm and repeat, in the order of first appearance."""
+    """Group the rows of trials by search, that is by arm and repeat, in the order of first appearance."""
     return _grouped(rows, itemgetter("arm", "repeat"))
 
 
 def best_value(search: Iterable[Row]) -> float | None:
-    """Return the best value of the target's metric over all evaluations of all counted trials, or None."""
+    """Return the best value of the target's metric at any evaluation of any counted trial, or None."""
     best = min((row for row in search if row["counted"]), key=_distance, default=None)
     return None if best is None else best["best_value"]
 
@@ -257,22 +271,22 @@ def _distance(row: Row) -> float:
 
 
 def usual_direction(metric: str) -> str:
-    """Return the direction of a metric without a recorded ``target_direction``."""
+    """Return whether a metric is to be minimized (``min``) or maximized (``max``), judging by its name."""
     return "min" if metric in LESS_IS_BETTER else "max"
 
 
 def cost_to_target(summary: Row) -> int | None:
-    """Return the fresh examples to the target from a run's summary, or None if it was not reached."""
+    """Return the number of fresh examples that a run needed to reach its target, or None if it missed it."""
     return (summary.get("to_target") or {}).get("fresh_examples")
 
 
 def lowest(costs: Iterable[int | None]) -> int | None:
-    """Return the lowest cost that is not None, or None if there is no such cost."""
+    """Return the lowest cost that is not None, or None if all are None."""
     return min((cost for cost in costs if cost is not None), default=None)
 
 
 def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group rows or curves by arm, in the order of first appearance."""
+    """Group rows or curves by arm (compared configuration), in the order of first appearance."""
     return _grouped(rows, itemgetter("arm"))
 
 
@@ -302,16 +316,19 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
 
 
 def _is_searched(key: str, rows: list[Row]) -> bool:
-    """Return whether a setting was searched; it then varies between trials and does not describe the arm."""
+    """Return whether a setting was searched. Its value then varies and does not describe the arm."""
     axes = {name.rpartition(".")[2] for row in rows for name in row.get("positions") or {}}
     return key in axes or len({row.get(key) for row in rows}) > 1
 
 
 def ends(rows: list[Row]) -> list[Row]:
-    """Summarize how the best trial of each search ended, per arm, for an experiment without a target.
+    """Summarize the results of each arm at the end of its budget, for an experiment without a target.
+
+    An arm is one of the compared configurations. It is tuned by one or more searches, each with several
+    trials (training runs). The results are those of the best trial of each search (see ``best_trials``).
 
     Returns:
-        One dict per arm, in the order in which the arms first appear in ``rows``:
+        One dict per arm, in order of first appearance in ``rows``. Its keys are:
 
         * ``arm``, ``echo_variant`` and ``echo_factor``.
         * ``searched``: whether the arm has searches with several trials.
@@ -345,22 +362,28 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
 
 
 def num_best(arm: Row) -> int:
-    """Return the number of searches that have a best trial.
+    """Return how many hyperparameter searches of an arm have a best trial.
+
+    With a target, these are the searches that reached it. Without a target, they are the searches in which
+    at least one trial spent its whole budget.
 
     Args:
-        arm: an arm as returned by ``outcome`` or ``ends``.
+        arm: a dict as returned by ``outcome`` or ``ends``.
     """
     return int(arm["reached"] if "reached" in arm else arm["runs"])
 
 
 def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
-    """Count for each axis the searches whose best point lies in the outermost 5 % at either end.
+    """Count, for each searched hyperparameter, how often its best value lies near an end of its range.
+
+    A value is near an end if it lies in the first or last 5 % of the range, on the scale of the search (for
+    example logarithmic). Many such values suggest that the range is too narrow.
 
     Args:
         best: the best trial of each search of one arm.
 
     Returns:
-        ``{"at_edge": {key: count}}``, or an empty dict if the trials have no positions on axes.
+        ``{"at_edge": {key: count}}``, or an empty dict if no hyperparameter was searched.
     """
     keys = dict.fromkeys(key for row in best for key in row.get("positions") or {})
     counts = {key: sum(not EDGE <= row["positions"][key] <= 1 - EDGE for row in best) for key in keys}

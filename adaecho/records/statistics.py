@@ -1,4 +1,4 @@
-"""Estimate how much the costs of two arms (configurations under comparison) differ, with 95 % intervals."""
+"""Compare the costs of two configurations: ratio, standard error and 95 % confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ _CONFIDENCE = 0.95
 
 
 class Ratio(NamedTuple):
-    """The ratio of the geometric mean costs of two arms, and its 95 % confidence interval.
+    """The ratio of two geometric mean costs, and its 95 % confidence interval.
 
     Attributes:
-        value: the ratio, which is below 1 if the first arm is cheaper.
+        value: the ratio. It is below 1 if the first configuration is cheaper.
         low, high: bounds of the interval; None if it cannot be computed (see ``cost_ratio``).
     """
 
@@ -28,7 +28,7 @@ class Noise(NamedTuple):
 
     Attributes:
         error: the standard error of the difference.
-        freedom: the degrees of freedom of Student's t distribution, by Welch and Satterthwaite.
+        freedom: the degrees of freedom of Student's t distribution, by the Welch-Satterthwaite equation.
     """
 
     error: float
@@ -36,18 +36,18 @@ class Noise(NamedTuple):
 
 
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Return the ratio of the geometric mean costs of an arm and its baseline, with its 95 % interval.
+    """Return the ratio of a configuration's geometric mean cost to its baseline's, with a 95 % interval.
 
-    The interval is Welch's t interval of the difference between the mean log costs.
+    The interval is Welch's t interval for the difference of the mean log costs.
 
     Args:
-        costs: the costs of the arm's runs or searches; at least one, each above 0.
-        baseline: the costs of the baseline's runs or searches, likewise.
+        costs: the cost of each run or search of the configuration; at least one, all above 0.
+        baseline: the cost of each run or search of the baseline; at least one, all above 0.
 
     Returns:
-        The ratio. It has no interval if the noise cannot be estimated. This is the case if the arm or the
-        baseline has only one run, or if all costs are equal within the arm and within the baseline. Equal
-        costs do not mean zero noise, because a cost is only known up to the distance between evaluations.
+        The ratio. It has no interval if one of the two has only one cost, or if the costs are equal within
+        each of the two. Equal costs do not mean that there is no noise. A cost is measured only at
+        evaluations, so different true costs can give the same measured cost.
     """
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))  # [searches] each
     difference = float(ours.mean() - theirs.mean())
@@ -63,15 +63,17 @@ def welch_noise(
     theirs: Sequence[float] | NDArray[Any],
     least_variances: tuple[float, float] = (0.0, 0.0),
 ) -> Noise | None:
-    """Estimate the noise of the difference between two means by Welch's method (1947), for unequal variances.
+    """Estimate the standard error of the difference between two means by Welch's method (1947).
+
+    Welch's method allows the two samples to have different variances.
 
     Args:
         ours, theirs: the two samples, of finite values.
-        least_variances: a lower bound for the variance of each sample, such as ``grid_variance``. Values that
-            are measured on a grid may be equal by chance, and their variance would then be 0.
+        least_variances: a lower bound for the variance of each sample. Values that were rounded may be equal
+            by chance, and their sample variance of 0 would be too small.
 
     Returns:
-        The noise, or None if either sample has fewer than two values.
+        The standard error and the degrees of freedom, or None if a sample has fewer than two values.
     """
     if min(len(ours), len(theirs)) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Format the outcome of a sweep as a table of text, for the terminal and for Markdown pages."""
+"""Format the results of a sweep as a text table, for the terminal and for Markdown pages."""
 
 import re
 from collections.abc import Callable
@@ -20,12 +20,13 @@ TERMINAL, PAGE = range(2)
 
 
 class Column(NamedTuple):
-    """One column of the table.
+    """One column of the result table of a sweep.
 
     Attributes:
-        heading: the text above the column.
-        cells: one text per arm.
-        medium: ``TERMINAL`` if terminals and pages show the column, ``PAGE`` if only pages do.
+        heading: the heading of the column.
+        cells: the text of each cell, one per compared configuration.
+        medium: ``TERMINAL`` if the column is printed in terminals and on Markdown pages, ``PAGE`` if it is
+            printed only on Markdown pages.
     """
 
     heading: str
@@ -41,15 +42,17 @@ def as_clock(seconds: float) -> str:
 
 
 def summarize(rows: list[Row]) -> list[Row]:
-    """Return one dict per arm: the result of ``outcome``, or of ``ends`` if the rows have no target."""
+    """Return one dict per arm: the result of ``outcome``, or of ``ends`` if the experiment has no target."""
     return ends(rows) if without_target(rows) else outcome(rows)
 
 
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
-    """Return the columns of the table that summarizes a sweep, with one row per arm (configuration).
+    """Return the columns of the table that summarizes a sweep, with one row per arm (compared configuration).
 
-    An arm's cost is the mean over the best trials of its searches, and the range covers the same trials. With
-    a single search, the range covers all trials that reached the target. ``-`` marks a missing value.
+    If the sweep has a target, the table shows the cost to reach it. The column "fresh examples" is the mean
+    cost over the best trials of the arm's searches. The column "range" gives the lowest and the highest cost
+    of the same trials. If the arm has only one search, the range covers all trials that reached the target.
+    ``-`` marks a missing value, and columns without any value are left out.
 
     Args:
         rows: the trials of the sweep.
@@ -132,7 +135,7 @@ def _cost_range(arm: Row, rows: list[Row]) -> str:
 
 
 def terminal_table(columns: list[Column]) -> Any:
-    """Build a table for the library rich, with the columns that fit into a terminal.
+    """Build a table for the library ``rich``, with the columns that fit into a terminal.
 
     Columns that contain only zeros are left out.
 

@@ -1,14 +1,17 @@
-"""The statuses of trials, and the compact JSON table in which rows of trials are committed.
+"""Define the statuses of trials (training runs of a sweep), and read and write the table of all trials.
 
-The table looks like this::
+The table is a compact JSON file, with one trial per line::
 
-    {"same": {"experiment": "fig3", ...}, "columns": ["arm", ..., "hyperparameters:optimizer.momentum"],
-     "rows": [
-    ["baseline", ..., 0.9491],
-    ...]}
+    {"same": {"experiment": "fig3", "task": "digits"},
+    "columns": ["arm", "index", "hyperparameters:optimizer.momentum", "best_value"],
+    "rows": [
+    ["baseline", 0, 0.9, 0.9491],
+    ["batch_e2", 0, 0.8, 0.9512]
+    ]}
 
-``same`` contains the columns with the same value in all rows. Each row is a line. The folder of a sweep
-contains the same rows as a plain list of dicts, and ``read_rows`` reads both formats.
+``same`` contains the values that are equal in all rows. A colon in the name of a column separates the name
+of a dict from a key of this dict. The folder of a sweep contains the same rows as a plain list of dicts.
+``read_rows`` reads both formats.
 """
 
 from enum import StrEnum
@@ -25,7 +28,7 @@ _INSIDE = ":"  # separates the name of a column that holds dicts from a key of t
 
 
 class Status(StrEnum):
-    """The values of ``status`` in ``summary.json`` and in the rows of ``trials.json``."""
+    """The status of a trial, as recorded in ``summary.json`` and in ``trials.json``."""
 
     RUNNING = "running"  # still running, or killed; the same command continues a killed run
     PREEMPTED = "preempted"  # stopped by a signal, after the run wrote a checkpoint
@@ -42,7 +45,7 @@ ENDED = FINISHED | {Status.FAILED}  # the run is over; if it failed, a new attem
 
 
 def table_text(rows: list[Row]) -> str:
-    """Format rows as a table (see the module). If a row lacks a column, ``read_rows`` returns null for it."""
+    """Format rows as the table that the module describes. A value that a row lacks becomes null."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     same = {
@@ -57,7 +60,7 @@ def table_text(rows: list[Row]) -> str:
 
 
 def read_rows(path: Path) -> Any:
-    """Read the rows of trials from a file, which contains either the table or a plain list of rows."""
+    """Read the rows of trials from a JSON file, either the compact table or a plain list of rows."""
     table = read_json(path)
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table

@@ -1,8 +1,8 @@
 """Copy the records of a run, or of a sweep and its trials, to Weights & Biases (W&B) in a separate process.
 
 The training command starts the process ``python -m adaecho.records.wandb_mirror FOLDER ...``. Each run folder
-becomes one run in W&B, and a resumed run continues it. In mode online, evaluations are sent as soon as they
-are recorded. In mode offline, a run is written to disk when it has ended.
+becomes one run in W&B. If the run is resumed, its W&B run continues. In mode online, evaluations are sent as
+soon as they are recorded. In mode offline, a run is written to disk when it has ended.
 """
 
 import os
@@ -32,7 +32,7 @@ _ID_FILE = "wandb_id"
 
 @contextmanager
 def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
-    """Mirror a folder to W&B during the block. If W&B fails, only a warning is printed.
+    """Mirror a folder to W&B while the ``with`` block runs. If W&B fails, only a warning is printed.
 
     Args:
         tracking: the settings ``tracking.*``, such as project and mode.
@@ -87,7 +87,7 @@ class Mirror:
         )
 
     def send(self) -> None:
-        """Send new evaluations to W&B, with the number of fresh examples as W&B's step."""
+        """Send new evaluations to W&B. The number of fresh examples serves as W&B's step."""
         lines = RunFolder(self._folder).read_metrics()
         for line in lines[self._sent :]:
             # A resumed run repeats evaluations that W&B already has.
@@ -115,7 +115,7 @@ def _is_sweep(folder: Path) -> bool:
 
 
 def _has_news(folder: Path) -> bool:
-    """Return whether the records of a folder have changed since it was last mirrored."""
+    """Return whether the results of a folder have changed since they were last sent to W&B."""
     records = [path for name in ("summary.json", "outcome.json") if (path := folder / name).exists()]
     id_file = folder / _ID_FILE
     mirrored = id_file.stat().st_mtime_ns if id_file.exists() else 0
@@ -123,7 +123,7 @@ def _has_news(folder: Path) -> bool:
 
 
 def _follow(root: Path, where: dict[str, Any]) -> None:
-    """Mirror a run, or the trials and outcome of a sweep, until a line arrives on standard input."""
+    """Mirror a run or sweep until the training command ends and sends a line to standard input."""
     mirrors: dict[Path, Mirror] = {}
     ended = False
     while not ended:
@@ -140,7 +140,7 @@ def _follow(root: Path, where: dict[str, Any]) -> None:
 
 
 def main(folder: str, mode: str, project: str, entity: str | None = None) -> None:
-    """Mirror a folder. The first error ends the mirror with a single warning."""
+    """Mirror a folder. The first error ends the mirroring with a single warning."""
     os.nice(10)
     try:
         _follow(Path(folder), {"mode": mode, "project": project, "entity": entity})

@@ -1,1 +1,1 @@
-"""Sweeps: compare several arms, each tuned by quasi-random search, with workers that share only a folder."""
+"""Sweeps: tune several configurations by quasi-random search, and compare their best results."""

@@ -10,7 +10,7 @@ from adaecho.search.state import SweepState
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Show the state of a sweep. The command ``collect`` also writes the outcome so far."""
+    """Print the state of a sweep. The command ``collect`` also writes the results so far."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search", description=__doc__)
     parser.add_argument("command", choices=("status", "collect"))
     parser.add_argument("folder", type=Path, help="folder of the sweep, e.g. runs/quickstart/digits")

@@ -1,11 +1,11 @@
-"""Build the arms of a sweep (the configurations to compare) and the axes along which each arm is tuned.
+"""Build the arms of a sweep (the configurations to compare) and the ranges in which each arm is tuned.
 
-Arms are defined by comma lists on the command line (``echo.factor=2,4``) and by ``search.arms``. An axis is a
-range of values for one config key, in Hydra's sweep grammar::
+Arms are defined by comma-separated values on the command line (``echo.factor=2,4``) or by ``search.arms``. A
+range of values for one config key is written in Hydra's sweep grammar. Its tags mean::
 
-    optimizer.learning_rate: tag(log, interval(0.01, 1))         log-uniform
-    optimizer.momentum:      tag(reverse_log, interval(0.5, 0.98))   1 - m is log-uniform
-    schedule.decay_steps:    tag(times_factor, interval(1e4, 1.5e5))  both bounds times echo.factor
+    tag(log, interval(0.01, 1))              log(x) is uniformly distributed
+    tag(reverse_log, interval(0.5, 0.98))    log(1 - x) is uniformly distributed, for example for momentum
+    tag(times_factor, interval(1e4, 1e5))    both ends of the interval are multiplied by echo.factor
 """
 
 import itertools
@@ -43,10 +43,10 @@ _OF_ALL_ARMS = (
 
 @dataclass(frozen=True)
 class SweepOverrides:
-    """The overrides on the command line of a sweep, sorted by kind.
+    """The command-line overrides of a sweep, sorted by kind.
 
     Attributes:
-        fixed: the overrides with a single value, which apply to all arms.
+        fixed: the overrides with a single value, which apply to all arms (compared configurations).
         choices: the alternatives of each comma list. Each combination of alternatives is an arm.
         intervals: the intervals to search, by config key.
     """
@@ -57,7 +57,7 @@ class SweepOverrides:
 
 
 def parse_overrides(arguments: Sequence[str], config_loader: ConfigLoader | None = None) -> SweepOverrides:
-    """Parse overrides and sort them by kind.
+    """Parse command-line overrides and sort them by kind.
 
     Hydra's ``choice``, ``range`` and ``glob`` are treated like comma lists.
     """
@@ -74,7 +74,7 @@ def parse_overrides(arguments: Sequence[str], config_loader: ConfigLoader | None
 
 
 def composer(config_loader: ConfigLoader, master: DictConfig) -> Compose:
-    """Return a function that composes a config from overrides, and returns it as plain dicts."""
+    """Return a function that composes a config from a list of overrides, as plain dicts."""
 
     def compose(overrides: Sequence[str]) -> dict[str, Any]:
         try:
@@ -89,10 +89,12 @@ def composer(config_loader: ConfigLoader, master: DictConfig) -> Compose:
 def build_arms(
     typed: SweepOverrides, named: dict[str, list[str]], compose: Compose
 ) -> tuple[list[Arm], list[str]]:
-    """Return the distinct arms of a sweep, and one message for each combination that was left out.
+    """Return the distinct arms of a sweep (the configurations to compare), and messages on skipped ones.
 
-    Arms are the configurations to compare. Invalid combinations from comma lists, such as ``echo=none
-    echo.factor=2``, are left out if each of their values also occurs in a valid combination.
+    Each combination of one value from every comma list with one entry of ``search.arms`` is an arm. Some
+    combinations may be invalid, such as ``echo=none`` with ``echo.factor=2``. An invalid combination is
+    skipped if each of its values also occurs in a valid combination. Otherwise, one of its values is probably
+    a mistake, and an error is raised.
 
     Args:
         typed: the overrides on the command line.
@@ -177,15 +179,15 @@ def _check_comparable(arms: Sequence[Arm]) -> None:
 def parse_axis(
     key: str, text: str | IntervalSweep, factor: Any = 1, options: type[TaskConfig] = TaskConfig
 ) -> Axis:
-    """Build the axis that varies one config key of an arm.
+    """Parse the range in which a search varies one config key.
 
     Args:
         key: the dotted config key.
-        text: ``interval(low, high)``, optionally with the tags ``log``, ``reverse_log`` and
-            ``times_factor``, either as text or already parsed by Hydra.
-        factor: the ``echo.factor`` of the arm. The bounds are multiplied with it if the interval has the tag
-            ``times_factor``.
-        options: the options class of the arm's task, whose fields are the keys ``task.*``.
+        text: ``interval(low, high)``, optionally with tags, as text or already parsed by Hydra. With the tag
+            ``log``, log(x) is uniformly distributed. With ``reverse_log``, log(1 - x) is. With
+            ``times_factor``, both bounds are multiplied by ``factor``.
+        factor: the value of ``echo.factor``.
+        options: the dataclass of the task's options, which defines the types of the keys ``task.*``.
 
     Raises:
         ConfigError: the key cannot be searched, or the interval is invalid.
@@ -234,7 +236,7 @@ def _type_of(key: str, options: type[TaskConfig]) -> Any:
 
 
 def _keys_set(override: str) -> list[str]:
-    """Return all keys that an override sets, including nested ones as in ``schedule={decay_steps: 9}``."""
+    """Return all config keys that an override sets, also nested ones as in ``schedule={decay_steps: 9}``."""
     if override.startswith("~"):
         return [_key(override)]
     value = OverridesParser.create().parse_override(override).value()

@@ -1,7 +1,7 @@
-"""The design of a sweep: all configurations to compare (arms), and the hyperparameters of all their trials.
+"""The design of a sweep: the configurations to compare (arms), and the hyperparameters of all their trials.
 
-Each search tunes one arm, and its points (sets of hyperparameter values) form a scrambled Sobol sequence. A
-trial that diverges is replaced by a trial at the next point.
+Each search tunes one arm. Its points (sets of hyperparameter values) form a scrambled Sobol sequence. If a
+trial diverges, it is replaced by a trial at the next point.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class Axis:
     Attributes:
         key: the dotted config key.
         low, high: the smallest and the largest value.
-        scale: the scale on which values x are uniformly distributed: ``linear``; ``log``, where log x is
+        scale: the scale on which values x are uniformly distributed: ``linear``; ``log``, where log(x) is
             uniform; or ``reverse_log``, where log(1 - x) is uniform, for example for momentum.
         integer: whether values are rounded, because the key has type int.
     """
@@ -40,7 +40,7 @@ class Axis:
     integer: bool = False
 
     def value(self, u: float) -> float | int:
-        """Return the value at position ``u`` in [0, 1] of the axis, from its low to its high end."""
+        """Return the value at position ``u`` of the range, where 0 is the low end and 1 is the high end."""
         if self.scale == "log":
             value = self.low * (self.high / self.low) ** u
         elif self.scale == "reverse_log":
@@ -51,7 +51,7 @@ class Axis:
         return round(value) if self.integer else float(value)
 
     def position(self, value: float) -> float:
-        """Return the position of a value on the axis, from 0 to 1. This is the inverse of ``value(u)``."""
+        """Return the position of a value in the range, from 0 to 1. This is the inverse of ``value(u)``."""
         low, middle, high = self.low, value, self.high
         if self.scale != "linear":
             shift = self.scale == "reverse_log"
@@ -59,13 +59,13 @@ class Axis:
         return (middle - low) / (high - low)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the axis in the form in which ``design.json`` contains it, without its key."""
+        """Return the content of the axis for ``design.json``, without its key."""
         return {"low": self.low, "high": self.high, "scale": self.scale, "integer": self.integer}
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One configuration under comparison, and the axes along which it is tuned.
+    """One of the compared configurations, and the ranges in which its hyperparameters are tuned.
 
     Attributes:
         name: the name of the arm, and of its folder in the folder of the sweep.
@@ -80,16 +80,17 @@ class Arm:
     axes: tuple[Axis, ...] = ()
 
     def at(self, point: dict[str, Any]) -> dict[str, Any]:
-        """Return the config of the arm with the values of a point, which is a dict with dotted keys."""
+        """Return the config of the arm with some values replaced, given as ``{dotted key: value}``."""
         config = self.config
         for key, value in point.items():
             config = with_value(config, key, value)
         return config
 
     def content(self) -> dict[str, Any]:
-        """Return the part of the config, and the axes, from which the seed of the arm's points is computed.
+        """Return the data from which the random seed for the arm's hyperparameter values is computed.
 
-        The seed, hardware settings, data path and searched values are excluded.
+        The data consist of the config and the search ranges. Settings that must not change which values are
+        tried are left out: the run's seed, the hardware settings, the data path and the searched values.
         """
         kept = {key: value for key, value in identity(self.config).items() if key not in _NOT_CONTENT}
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
@@ -99,7 +100,10 @@ class Arm:
         return {"config": digest_form(kept), "axes": axes}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the identity, budgets and axes of the arm. Two arms with equal dicts are the same arm."""
+        """Return a dict that identifies the arm. Two arms with equal dicts are the same arm.
+
+        The dict contains the config values that affect results, the budgets and the search ranges.
+        """
         budgets = {key: self.config.get(key) for key in BUDGETS}
         axes = {axis.key: axis.to_dict() for axis in self.axes}
         return {"config": {**identity(self.config), **budgets}, "axes": axes}
@@ -107,7 +111,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class TrialId:
-    """Identifies a trial. Its text ``<arm>/<repeat>/<index>`` is the run folder inside the sweep's folder."""
+    """The identifier of a trial (training run) in a sweep.
+
+    ``str(trial_id)`` is ``<arm>/<repeat>/<index>``, which is the trial's run folder in the sweep's folder.
+    """
 
     arm: str
     repeat: int
@@ -119,7 +126,7 @@ class TrialId:
 
 @dataclass(frozen=True)
 class Design:
-    """The design of a sweep: its arms and the settings of their searches.
+    """The design of a sweep: its arms (compared configurations) and the settings of their searches.
 
     Attributes:
         arms: the arms to compare.
@@ -141,7 +148,7 @@ class Design:
     _cache: dict[tuple[str, int], list[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def points(self, arm: Arm, repeat: int, count: int) -> list[list[float | int]]:
-        """Return the first points of a search, at least ``count``, each as a list with one value per axis."""
+        """Return the first ``count`` or more points of a search, each as a list with one value per axis."""
         found = self._cache.get((arm.name, repeat), [])
         if len(found) < count and arm.axes:
             seed = stable_hash(self.seed, arm.content(), repeat)
@@ -151,7 +158,7 @@ class Design:
         return found
 
     def point(self, arm: Arm, repeat: int, index: int) -> dict[str, float | int]:
-        """Return the point of a trial: the value of each searched config key."""
+        """Return the hyperparameter values of a trial, as ``{dotted key: value}``."""
         values = self.points(arm, repeat, index + 1)[index] if arm.axes else []
         return {axis.key: value for axis, value in zip(arm.axes, values, strict=True)}
 
@@ -187,9 +194,13 @@ class Design:
         return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
     def differences(self, recorded: "Design") -> list[str]:
-        """Return one line for each difference from a recorded design that prevents continuing its sweep.
+        """List the differences from a recorded design that make it impossible to continue its sweep.
 
-        A continued sweep may have more trials, more repeats or more replacements for diverged trials.
+        The arms, their search ranges and the seed must be the same. The numbers of trials, of repeats and of
+        replacements for diverged trials may be larger.
+
+        Returns:
+            One line of text for each difference.
         """
         lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (
@@ -204,10 +215,10 @@ class Design:
 
 
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
-    """Return at least the first ``count`` points of a scrambled Sobol sequence in [0, 1)^dimensions.
+    """Return the first points of a scrambled Sobol sequence in [0, 1)^dimensions.
 
-    The number of points is rounded up to a power of two. Longer sequences with the same seed begin with the
-    same points.
+    The number of points is ``count``, rounded up to a power of two. With the same seed, a longer sequence
+    begins with the points of a shorter one.
     """
     from scipy.stats import qmc  # imported here because it is slow, and workers usually do not need it
 
@@ -218,13 +229,20 @@ def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
 
 
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:
-    """Return the seed of a trial, in [0, 2^31). It is the same in all arms for the same repeat and index."""
-    # The seed ignores the arm, so that arms can be compared in pairs of trials.
+    """Return the random seed of a trial (training run), in [0, 2^31).
+
+    The seed is the same for all compared configurations, so that their trials can be compared in pairs.
+
+    Args:
+        search_seed: the value of ``search.seed``.
+        repeat: the number of the search for the configuration, from 0.
+        index: the number of the trial within its search, from 0.
+    """
     return stable_hash(search_seed, repeat, index) % 2**31
 
 
 def stable_hash(*parts: Any) -> int:
-    """Return a 64-bit hash of plain values, which is the same in every process (unlike Python's ``hash``)."""
+    """Return a 64-bit hash of plain values that is the same in every process, unlike Python's ``hash``."""
     digest = hashlib.sha256(json.dumps(_canonical(parts), sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
@@ -239,7 +257,7 @@ def _canonical(value: Any) -> Any:
 
 
 def with_value(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Return a copy of a plain config with the value at a dotted key replaced."""
+    """Return a copy of a config in which the value at a dotted key is replaced."""
     name, _, rest = key.partition(".")
     return {**config, name: with_value(config[name], rest, value) if rest else value}
 
@@ -262,7 +280,7 @@ def record_design(design: Design, folder: Path) -> None:
     """Write ``design.json``, from which workers read the trials to run.
 
     Raises:
-        FolderError: the folder contains a different design. It is allowed to add trials or repeats.
+        FolderError: the folder contains a different design. Only added trials and repeats are allowed.
     """
     path = folder / "design.json"
     lines = design.differences(read_design(folder)) if path.exists() else []

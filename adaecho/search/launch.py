@@ -1,6 +1,6 @@
 """Start the workers of a sweep, either as processes on this machine or as an array of Slurm jobs (submitit).
 
-Slurm jobs continue if the submitting command ends.
+Slurm jobs keep running if the command that submitted them ends.
 """
 
 import getpass
@@ -120,7 +120,7 @@ def _run(worker: Worker, number: int, sender: Connection) -> None:
 
 
 def _end_with_launcher() -> None:
-    """Wait until the launcher has ended, and then end this worker, so that its run folder is unlocked."""
+    """End this worker when its launching process has ended, so that its run folder is unlocked."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -130,7 +130,7 @@ def _end_with_launcher() -> None:
 
 
 def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) -> int:
-    """Submit as many further Slurm jobs as the remaining trials need, and return their number.
+    """Submit as many more Slurm jobs as the remaining trials need, and return the number of submitted jobs.
 
     Args:
         folder: the folder of the sweep.
@@ -174,7 +174,7 @@ def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
 
 
 def watch(folder: Path, look: Callable[[], int]) -> None:
-    """Wait until no job of a sweep is queued or running, and call ``look`` regularly to show progress."""
+    """Wait until no job of a sweep is queued or running. Call ``look`` regularly to show progress."""
     live = 1
     while live:
         time.sleep(POLL_S)
@@ -184,7 +184,7 @@ def watch(folder: Path, look: Callable[[], int]) -> None:
 
 
 def job_name(folder: Path) -> str:
-    """Return the name of all jobs of a sweep, which is used to find them with squeue."""
+    """Return the name that all jobs of a sweep share, by which squeue finds them."""
     return f"adaecho-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:10]}"
 
 

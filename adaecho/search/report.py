@@ -1,7 +1,8 @@
-"""Report the progress and the outcome of a sweep, from its run folders.
+"""Report the progress and the results of a sweep, from its run folders.
 
 While the sweep runs, ``Progress`` prints a line for each trial that has ended. At the end, ``write_outcome``
-prints the table of arms, and writes the outcome, figures and Optuna studies to the folder of the sweep.
+prints a table of the compared configurations. It also writes the results, figures and Optuna studies to the
+folder of the sweep.
 """
 
 import json
@@ -33,7 +34,7 @@ _TO_TARGET = (
 
 
 class Progress:
-    """Prints the progress of a sweep: each call prints one line per trial that ended since the last call."""
+    """A callable that prints one line for each trial of a sweep that has ended since the last call."""
 
     def __init__(self, state: SweepState) -> None:
         self._state = state
@@ -83,7 +84,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def write_outcome(state: SweepState) -> None:
-    """Print the outcome, and write ``trials.json``, ``outcome.json``, the Optuna studies and the figures."""
+    """Print the results of a sweep, and write ``trials.json``, ``outcome.json``, Optuna studies, figures."""
     state.refresh()
     rows, arms = show_outcome(state)
     write_json(state.folder / "trials.json", rows)
@@ -94,10 +95,12 @@ def write_outcome(state: SweepState) -> None:
 
 
 def show_outcome(state: SweepState) -> tuple[list[Row], list[Row]]:
-    """Print the table of arms as far as it is known, with a caption and warnings.
+    """Print the results of a sweep as a table, with a caption and warnings. The sweep may still be running.
+
+    The table has one row per arm (compared configuration).
 
     Returns:
-        The rows of the trials, and one dict per arm (see ``records.outcome``).
+        One row for each trial that has begun, and one dict per arm (see ``records.outcome``).
     """
     rows = trial_rows(state)
     arms = summarize(rows)
@@ -153,7 +156,7 @@ def draw(folder: Path, rows: list[Row]) -> list[str]:
 
 
 def missed(rows: list[Row]) -> list[str]:
-    """Return a line that suggests a remedy if no trial has reached the target; otherwise no line."""
+    """Return a message with a remedy if trials have ended but none reached the target, else an empty list."""
     ended = [row for row in rows if row["status"] in FINISHED and row["target_value"] is not None]
     if not ended or any(row["to_target_fresh_examples"] is not None for row in rows):
         return []
@@ -167,10 +170,10 @@ def missed(rows: list[Row]) -> list[str]:
 
 
 def remarks(state: SweepState) -> list[str]:
-    """Return one line for each problem that makes results incomplete or incomparable.
+    """Return one message for each problem that makes the results incomplete or incomparable.
 
-    Problems are data files that changed between trials, and searches that failed or diverged trials prevent
-    from completing.
+    Two kinds of problems are reported. The data files may have changed between trials. A search may be
+    incomplete because trials failed or because too many trials diverged.
     """
     lines = []
     files: dict[str, set[str]] = {arm.name: set() for arm in state.design.arms}  # digests of their names
@@ -194,14 +197,17 @@ def remarks(state: SweepState) -> list[str]:
 
 
 def unfinished(state: SweepState) -> list[str]:
-    """Return a line that states how many trials remain to be run; no line if there are none."""
+    """Return a message with the number of trials that remain to be run, or an empty list."""
     left = sum(state.status(trial) != Status.FAILED for trial in state.missing())
     line = f"incomplete: {counted(left, 'trial')} left; run the same -m command to continue"
     return [line] if left else []
 
 
 def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
-    """Return one warning for each arm and hyperparameter whose best value lies near an end of its range."""
+    """Return a warning for each hyperparameter whose best value lies near an end of its range.
+
+    There is one warning per arm (compared configuration) and hyperparameter.
+    """
     axes = {arm.name: arm.axes for arm in design.arms}
     return [
         f"warning: {arm['arm']}: in {outer} of {num_best(arm)} searches the best {axis.key} lies in the "
@@ -213,7 +219,7 @@ def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
 
 
 class _Lines:
-    """An Optuna journal in memory, so that the whole journal can be written to a file in one operation."""
+    """An Optuna journal in memory, so that the whole journal can be written to a file at once."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Determine the state of a sweep from its run folders: which trials are needed, and how each has ended."""
+"""Read the state of a sweep from its run folders: which trials are needed, and how each has ended."""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,10 +14,10 @@ from adaecho.search.design import Arm, Design, TrialId
 
 @dataclass
 class Search:
-    """One quasi-random hyperparameter search: the trials with the same arm and repeat.
+    """One quasi-random hyperparameter search, which tunes one arm (compared configuration).
 
-    It is complete when ``trials`` trials have ended without diverging. Up to ``max_diverged`` diverged trials
-    are replaced by further trials. A failed trial has to be run again.
+    The search is complete when ``trials`` trials have ended without diverging. Up to ``max_diverged``
+    diverged trials are replaced by further trials. A failed trial has to be run again.
 
     Attributes:
         arm: the arm that is tuned.
@@ -38,7 +38,7 @@ class Search:
         return self.summaries.get(index, {}).get("status")
 
     def wanted(self) -> range:
-        """Return the indices of all trials that the search needs, given the trials that have diverged."""
+        """Return the indices of all trials that are needed, including replacements for diverged trials."""
         wanted = counted = 0
         while counted < self.trials and wanted < self.trials + self.max_diverged:
             counted += self.status(wanted) != Status.DIVERGED
@@ -50,16 +50,16 @@ class Search:
         return [index for index in self.wanted() if self.status(index) not in FINISHED]
 
     def counted(self) -> set[int]:
-        """Return the indices of the trials that count for the outcome.
+        """Return the indices of the trials that count in the results of the search.
 
-        These are the ended trials among the first ``trials`` that have not diverged.
+        Diverged trials never count. The first ``trials`` of the other trials count once they have finished.
         """
         places = (index for index in self.wanted() if self.status(index) != Status.DIVERGED)
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
 
 
 class SweepState:
-    """The state of all searches of a design, with the summaries of their trials."""
+    """The state of all searches of a sweep, with the summaries of their trials."""
 
     def __init__(self, design: Design, folder: Path) -> None:
         self.design, self.folder = design, folder
@@ -87,7 +87,7 @@ class SweepState:
         return self.status(trial)
 
     def refresh(self) -> None:
-        """Update the states of all trials that had not ended at the last call."""
+        """Read the summaries of all trials that had not finished at the last call."""
         for (name, repeat), search in self.searches.items():
             index = 0
             while index < len(search.wanted()):
@@ -113,7 +113,7 @@ class SweepState:
 def cannot_win(folder: Path, fresh_examples: int) -> bool:
     """Return whether another trial of the same search has reached the target with fewer fresh examples.
 
-    With ``search.prune=true``, the trainer then stops the trial.
+    With ``search.prune=true``, the trainer then stops the trial, because it can no longer be the best.
 
     Args:
         folder: the run folder of the trial.

@@ -1,4 +1,4 @@
-"""The sweeper ``hydra/sweeper=quasirandom``, which runs a whole sweep from overrides to outcome."""
+"""The Hydra sweeper ``quasirandom``, which runs a whole sweep from overrides to results."""
 
 import os
 import shlex
@@ -34,7 +34,7 @@ from adaecho.search.worker import ATTEMPTS, Worker
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
-    """Run all trials of a sweep that have not been run yet, and write the outcome.
+    """Run all trials of a sweep that have not been run yet, and write the results.
 
     Args:
         config: the config of the sweep, including Hydra's own settings.
@@ -71,7 +71,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 
 def run(state: SweepState, config: DictConfig) -> bool:
-    """Run the missing trials on this machine or with Slurm.
+    """Run the remaining trials on this machine, or submit them as Slurm jobs.
 
     Returns:
         Whether the trials have ended. False means that Slurm jobs were submitted and are still running.
@@ -110,10 +110,11 @@ def sweep_folder(config: DictConfig, design: Design) -> Path:
 def build_design(
     config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]
 ) -> tuple[Design, list[str]]:
-    """Build the design that the overrides define.
+    """Build the design of a sweep (configurations to compare and trials to run) from the command line.
 
     Returns:
-        The design, and messages for the user, for example on combinations of overrides that were left out.
+        The design, and messages to print. For example, a message names each combination of command-line
+        values that is skipped because it is invalid.
     """
     plain, typed = to_plain(config), parse_overrides(arguments, config_loader)
     search = SearchConfig(**plain["search"])

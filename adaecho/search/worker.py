@@ -43,7 +43,7 @@ _PAUSE_S = (0.1, 10.0)
 
 @dataclass
 class Worker:
-    """A worker, as a callable object that can be pickled and sent to another process.
+    """A worker of a sweep, as a callable object that can be pickled and sent to another process.
 
     Attributes:
         folder: the folder of the sweep.
@@ -57,7 +57,7 @@ class Worker:
     runner: Callable[..., dict[str, Any]] | None = None
 
     def __call__(self, number: int = 0) -> str | None:
-        """Run missing trials until none is left.
+        """Run the remaining trials of the sweep, until none is left.
 
         Args:
             number: the index of this worker, starting at 0.
@@ -66,7 +66,10 @@ class Worker:
             The message of an error that only the user can fix, or None.
 
         Raises:
-            RankError: another rank failed. This counts as an attempt, and the next job continues the trial.
+            RankError: another rank (process) of the same Slurm job failed. The trial can be tried at most
+                ``MAX_ATTEMPTS`` times, and this counts as one attempt. The next Slurm job then resumes the
+                trial.
+            SystemExit: a signal ended the worker.
         """
         try:
             with self._ranks_of_job() as ranks:
@@ -82,14 +85,17 @@ class Worker:
         return None
 
     def checkpoint(self, number: int) -> Any:
-        """Return the call that submitit submits again after a time-out or preemption: the same worker."""
+        """Return the job that submitit submits after a time-out or preemption, which runs this worker again.
+
+        submitit calls this method by its name.
+        """
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
 
     @contextmanager
     def _ranks_of_job(self) -> Iterator[Any]:
-        """Connect the tasks of this Slurm job as ranks inside the block. Yield None if there is only one."""
+        """Connect the tasks of this Slurm job as ranks. Yield None if the job has only one task."""
         if self.ranks == 1:
             yield None
             return
@@ -122,7 +128,7 @@ class Worker:
         while step := ranks.from_first(lambda: next(trials, None)) if ranks else next(trials, None):
             if isinstance(step, float):
                 time.sleep(step)
-            elif ended_by := _train(run, *step, last=bool(ranks)):
+            elif ended_by := _train(run, *step, reraise=bool(ranks)):
                 return ended_by
         return None
 
@@ -160,16 +166,16 @@ def _train(
     config: dict[str, Any],
     overrides: list[str],
     *,
-    last: bool,
+    reraise: bool,
 ) -> str | None:
-    """Train a trial, and return the name of the signal that ended it, or None.
+    """Train one trial, and return the name of the signal that ended it, or None.
 
     Args:
-        run: the function that trains the trial.
+        run: ``run_trial``, or a function with the same arguments.
         folder: the run folder of the trial.
         config: the config of the trial as plain dicts.
         overrides: the overrides that produce the config.
-        last: whether an unexpected error is raised and ends the worker. Otherwise it is only printed.
+        reraise: whether an unexpected error ends the worker. Otherwise the error is only printed.
     """
     name, log = "/".join(folder.parts[-3:]), folder / ATTEMPTS
     prune = partial(cannot_win, folder) if config["search"]["prune"] else None
@@ -189,7 +195,7 @@ def _train(
         log.unlink(missing_ok=True)
         return error.signal or "SIGTERM"
     except Exception:
-        if last:
+        if reraise:
             raise
         traceback.print_exc()
         return None
@@ -223,7 +229,7 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 
 
 def _begin(log: Path) -> None:
-    """Count an attempt, after the trainer has acquired the lock of the run folder."""
+    """Record that an attempt to run a trial begins. Call this after locking the run folder."""
     # Another worker may have started an attempt since _claim.
     if _attempts(log) >= MAX_ATTEMPTS:
         raise FolderInUseError(f"{log.parent}: another worker has started the last attempt")
@@ -235,7 +241,7 @@ def _attempts(log: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command."""
+    """Run the command ``python -m adaecho.search.worker``."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search.worker", description=__doc__)
     parser.add_argument("folder", help="folder of a sweep that a -m command has started")
     with report_errors():

@@ -37,8 +37,9 @@ class TarShards:
     yields only its share of the examples.
 
     Args:
-        shards: paths or urls: ``http(s)://``, or a protocol of fsspec. ``{000..127}`` expands to these
-            numbers, and ``*`` in a local path to the matching files.
+        shards: path or url of the archives, or a list of them. A url starts with ``http(s)://`` or a protocol
+            of fsspec. ``{000..127}`` expands to these numbers. ``*`` in a local path expands to the matching
+            files.
         shuffle: whether to shuffle the archives in each epoch, and to mix the examples of the open archives.
             If not, the archives are read in the given order.
         seed: seed of the order; it must be equal on all ranks.
@@ -46,9 +47,10 @@ class TarShards:
             open archive. When an archive ends, the next one is opened.
 
     Raises:
-        ValueError: there are no shards.
-        tarfile.ReadError: while reading, an archive is truncated, compressed or damaged.
-        ConnectionError: while reading, a url fails after all attempts. A local file raises OSError.
+        ValueError: there are no shards, or ``open_shards`` is below 1.
+        tarfile.ReadError: an archive is truncated, compressed or damaged; raised during iteration.
+        ConnectionError: a url cannot be read, even after retries; raised during iteration.
+        OSError: a local file cannot be read; raised during iteration.
     """
 
     def __init__(self, shards: Names, *, shuffle: bool = True, seed: int = 0, open_shards: int = 8) -> None:
@@ -58,27 +60,28 @@ class TarShards:
         self.shuffle, self.seed, self.epoch, self.share = shuffle, seed, 0, (0, 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``, which determines its order."""
+        """Set the number of the epoch that the next ``iter()`` starts. It determines the order."""
         self.epoch = epoch
 
     def set_share(self, rank: int, world_size: int) -> None:
-        """Yield only the examples of this rank from now on. An EchoLoader calls this method."""
+        """Restrict later iterations to the examples of one rank. An EchoLoader calls this method."""
         self.share = rank, world_size
 
     def __iter__(self) -> "TarPass":
         return self.iterate_from(())
 
     def iterate_from(self, position: Sequence[int]) -> "TarPass":
-        """Return an iterator that resumes an epoch from a ``TarPass.position``; () is the beginning."""
+        """Return an iterator that starts at the ``position`` of an earlier iterator; () starts the epoch."""
         return TarPass(self, position)
 
 
 class TarPass:
-    """An iterator over one epoch.
+    """Iterator over one epoch of ``TarShards``, which can start where an earlier iterator stopped.
 
     Args:
-        source: the shards.
-        position: position of the first example; () is the beginning of the epoch.
+        source: the shards, with the epoch that has been set.
+        position: the ``position`` of the earlier iterator, a list of integers. An empty sequence means the
+            start of the epoch.
     """
 
     def __init__(self, source: TarShards, position: Sequence[int]) -> None:
@@ -98,10 +101,11 @@ class TarPass:
 
     @property
     def position(self) -> list[int]:
-        """The position of the next example, from which ``TarShards.iterate_from`` resumes.
+        """The position of the next example, from which ``TarShards.iterate_from`` can continue.
 
-        It lists the number of the next archive to open, the number of examples read, and, for each open
-        archive, its number and the byte offset of its next example.
+        The list contains the index of the next archive to open and the number of examples read so far. Then
+        two numbers follow for each open archive: its index, and the byte offset of its next example. Archives
+        are indexed in the order of the epoch.
         """
         return [self._following, self._count, *(n for one in self._within for n in (one.number, one.byte))]
 
@@ -139,11 +143,11 @@ class TarPass:
 
 
 class _Archive:
-    """One open archive.
+    """An iterator over the examples of one tar archive.
 
     Attributes:
-        number: position of the archive in the order of the epoch.
-        byte: offset of the next example.
+        number: index of the archive in the order of the epoch.
+        byte: byte offset of the next example in the archive.
     """
 
     def __init__(self, url: str, number: int, byte: int = 0) -> None:
@@ -151,7 +155,7 @@ class _Archive:
         self._examples = self._read()
 
     def next(self) -> dict[str, Any] | None:
-        """Return the next example, or None at the end of the archive. After an error, a new call retries."""
+        """Return the next example, or None at the end. After an error, the next call tries again."""
         try:
             return next(self._examples, None)
         except BaseException as error:
@@ -179,7 +183,7 @@ class _Archive:
             yield example
 
     def _members(self) -> Iterator[tuple[bytes, bytes, bytes, int]]:
-        """Yield key, extension and content of each file, and the offset at which the file ends."""
+        """Yield the key, extension and content of each file in the archive, and the file's end offset."""
         while True:
             if self._at + _BLOCK > len(self._buffer):
                 self._need(_BLOCK)
@@ -208,11 +212,11 @@ class _Archive:
 
     @property
     def _offset(self) -> int:
-        """The offset of the next unused byte in the archive."""
+        """Byte offset in the archive of the first byte that has not been parsed yet."""
         return self._transfer.byte - len(self._buffer) + self._at
 
     def _need(self, size: int) -> None:
-        """Read from the archive until at least ``size`` unused bytes are buffered."""
+        """Read from the archive until the buffer contains at least ``size`` bytes to parse."""
         parts, length = [self._buffer[self._at :]], len(self._buffer) - self._at
         while length < size:
             parts.append(self._transfer.read())
@@ -235,7 +239,9 @@ class _Archive:
 
 
 def shard_urls(shards: Names) -> list[str]:
-    """Expand patterns to urls or paths, as described in ``TarShards``.
+    """Return a list of all urls and paths that the patterns in ``shards`` describe.
+
+    ``TarShards`` explains the patterns.
 
     Raises:
         ValueError: there are no shards, or a pattern matches no file.

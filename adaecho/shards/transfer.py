@@ -1,4 +1,4 @@
-"""Transfer the bytes of a file, an http(s) url or an fsspec url, and resume after a broken connection."""
+"""Read the bytes of a file, an http(s) url or an fsspec url, and resume after a broken connection."""
 
 import base64
 import time
@@ -17,14 +17,14 @@ _FINAL_CODES = {*range(400, 500)} - {408, 429}  # http statuses that are not ret
 
 
 class Transfer:
-    """Read a file sequentially, starting at any byte.
+    """A file or url that is read sequentially, starting at any byte.
 
-    If a connection breaks, or the server answers with status 5xx, 408 or 429, the read is retried after
-    delays that double.
+    If a connection breaks, or the server answers with status 5xx, 408 or 429, reading is retried. The delays
+    between the attempts grow from 0.5 to 16 seconds.
 
     Attributes:
         name: the url without secrets.
-        byte: offset of the next read; it may be set while the transfer is closed.
+        byte: offset of the next byte to read. The caller may set it while the file is closed.
     """
 
     def __init__(self, url: str) -> None:
@@ -32,11 +32,12 @@ class Transfer:
         self._stream: Any = None
 
     def read(self) -> bytes:
-        """Return the next bytes, at most 256 KiB, or empty bytes at the end.
+        """Return the next bytes, at most 256 KiB, or empty bytes at the end of the file.
 
         Raises:
-            ConnectionError: all attempts failed. The message names url, attempt, byte and cause.
-            OSError: a local file can't be read.
+            ConnectionError: a url cannot be read, even after retries. The message names the url, the byte
+                offset and the cause.
+            OSError: a local file cannot be read.
         """
         for attempt, delay_s in enumerate((*_DELAYS_S, 0.0), start=1):
             try:

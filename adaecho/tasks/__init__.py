@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build_task(config: Config) -> "Task":
-    """Build the task that ``config.task.name`` names, and open its training and validation data.
+    """Build the configured task, and open its training and validation data.
 
     Raises:
         ConfigError: there is no such task, or the task does not report the metric ``target.metric``.

@@ -20,7 +20,7 @@ _IOU_HALF = 0  # index of 0.5 among COCO's ten IoU thresholds
 
 
 class AveragePrecision:
-    """Computes COCO's metrics by comparing detections with the true boxes of a split.
+    """COCO's detection metrics, which compare detections with the true boxes of a split.
 
     Args:
         truths: the true boxes of each image.

@@ -36,14 +36,17 @@ def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
 
 
 def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Check that labels and token numbers in the present data mean the same as in the training data.
+    """Check that class labels or token numbers mean the same now as when the model was trained.
+
+    Otherwise, the outputs of the model would be interpreted wrongly. The check compares hashes of the class
+    names and of the tokenizer.
 
     Args:
         of_run: the facts about the data with which the run was trained.
         facts: the facts about the present data.
 
     Raises:
-        DataError: a label stands for another class, or a token number for another token, than in training.
+        DataError: the class names or the tokenizer have changed since the training.
     """
     for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "token numbers")):
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
@@ -158,7 +161,7 @@ class Task:
         return None
 
     def checked(self, metrics: Any) -> Metrics:
-        """Check the metrics that ``evaluate`` has returned, and return them as plain numbers.
+        """Check that ``evaluate`` has returned all metrics, and return them as plain numbers.
 
         Raises:
             ConfigError: a metric is missing, or ``metrics`` is not a dict.

@@ -216,7 +216,7 @@ def _centers_in(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
 
 
 def _holds(window: Window, boxes: Boxes, least: float) -> bool:
-    """Return whether a window contains the center of a box and has at least the IoU ``least`` with it."""
+    """Return whether a window contains the center of a box and has an IoU of at least ``least`` with it."""
     boxes = boxes[_centers_in(window, boxes)]
     if not len(boxes):
         return False

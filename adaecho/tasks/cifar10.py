@@ -30,7 +30,7 @@ STD = (62.99, 62.09, 66.70)
 
 
 def build(config: Config, options: Options) -> Task:
-    """Build the task. Training images are streamed if ``data.path`` contains tar shards.
+    """Build the task. Training images are kept in memory, or streamed if ``data.path`` contains tar shards.
 
     Raises:
         DataError: the data at ``data.path`` is missing, empty, corrupt, unreachable or in the wrong format.
@@ -85,7 +85,7 @@ def _in_memory(config: Config, options: Options) -> dict[str, Any]:
 
 
 def _streamed(config: Config, options: Options) -> dict[str, Any]:
-    """Stream the training images from shards, and keep the validation images in memory."""
+    """Stream the training images from tar shards, and keep the validation images in memory."""
     path, top = str(config.data.path), Path(str(config.data.path)).expanduser()
     if options.training_examples is not None:
         raise ConfigError(

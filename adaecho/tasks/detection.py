@@ -39,13 +39,15 @@ _VALIDATION_GLYPHS = 360
 
 
 def build(config: Config, options: Options) -> Task:
-    """Build the task coco, which reads images from disk when they are needed, or the task scenes.
+    """Build the object detection task coco or scenes, depending on the class of ``options``.
+
+    Task coco reads images from disk during training. Task scenes generates images of handwritten digits.
 
     Raises:
-        ConfigError: ``task.ghost_size`` does not divide the batch or its micro-batches; or, for task scenes,
-            ``data.path`` is set or ``data.validation_examples`` is not set.
-        DataError: for task coco, ``data.path`` is not a folder in COCO's format, or it has more bad examples
-            than allowed; for task scenes, scikit-learn's file of digits is missing.
+        ConfigError: ``task.ghost_size``, the batch size of ghost batch norm, does not divide the micro-batch
+            size. For task scenes: ``data.path`` is set, or ``data.validation_examples`` is not set.
+        DataError: for task coco, ``data.path`` is not a folder in COCO's format, or has more bad examples
+            than allowed. For task scenes, scikit-learn's file of digits is missing.
     """
     options.check_batches(config)
     if isinstance(options, CocoOptions):
@@ -97,7 +99,7 @@ def _coco(config: Config, options: CocoOptions) -> Parts:
 
 
 def _scenes(config: Config, options: ScenesOptions) -> Parts:
-    """Make the scenes. The validation scenes are made separately from digits that training never uses."""
+    """Generate the scenes. The validation scenes contain only digits that training never uses."""
     number, seed = config.data.validation_examples, config.data.split_seed
     if config.data.path is not None:
         raise ConfigError(f"data.path={config.data.path}: task scenes makes its images; set it to null")
@@ -117,7 +119,7 @@ def _scenes(config: Config, options: ScenesOptions) -> Parts:
 
 
 class Detector(nn.Module):
-    """SSD with a first layer that normalizes pixels.
+    """The detector SSD, with a first layer that normalizes pixels.
 
     It maps images, uint8 [N, S, S, 3], to class logits [N, A, C], offsets from the A default boxes [N, A, 4],
     and these default boxes [A, 4]. C is the number of classes including the background.
@@ -133,9 +135,9 @@ class Detector(nn.Module):
 
 
 def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
-    """Return the multibox loss of a padded batch, and the number of matched default boxes as its weight.
+    """Return SSD's multibox loss, summed over a batch, and the weight by which the trainer divides it.
 
-    The weight is at least 1.
+    The weight is the number of default boxes that match a true box, but at least 1.
     """
     logits, codes, default_boxes = model(batch["image"])
     loss, positives = multibox_loss(logits, codes, batch["boxes"], batch["labels"], default_boxes)
@@ -166,14 +168,14 @@ decode_detection.thread_safe = True  # type: ignore[attr-defined]
 
 
 class Validation:
-    """Evaluates the mean average precision on the validation split.
+    """The validation images of a detection task, on which the mean average precision is measured.
 
     Args:
         images: the images and their true boxes, as ``DetectionImages`` or ``Scenes``.
         decode: a function that decodes an example.
         image_size: the side of the model's input, in pixels.
         config: the config of the run.
-        per_category: as for ``AveragePrecision``.
+        per_category: whether to report the average precision for each category too.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class Validation:
         return self._precision.measure([found for share in shares for found in share])
 
     def _detect(self, model: nn.Module, device: torch.device, rows: Sequence[int]) -> list[Found]:
-        """Run the model on some images. Return each row with its detections, in pixels of the image."""
+        """Run the model on the images with these indices. Return each index with its detections."""
         detections = []
         for part, inputs in self._batches.read(rows):
             logits, codes, default_boxes = model(torch.from_numpy(np.stack(inputs)).to(device))

@@ -93,10 +93,10 @@ def build(config: Config, options: Options) -> Task:
 
 
 def _split(config: Config, train: LabelledImages, validation: LabelledImages | None) -> tuple[Any, Any]:
-    """Return the training images and the validation images.
+    """Return the training images and the validation images, as two sources of examples.
 
-    If ``evaluate.max_examples`` limits the validation split, images are selected at random. From tar shards,
-    the first images are used.
+    If ``evaluate.max_examples`` limits the validation images, they are selected at random. From tar shards,
+    the first images are used instead.
     """
     path, most = str(config.data.path), config.evaluate.max_examples
     number, seed = config.data.validation_examples, config.data.split_seed
@@ -128,7 +128,7 @@ class _FirstOfShards:
         self._shards, self._most = TarShards(urls, shuffle=False), most
 
     def share(self, ranks: DistributedContext) -> Iterator[dict[str, Any]]:
-        """Return the examples that this rank evaluates."""
+        """Return the examples that this rank must evaluate."""
         if self._most is not None:
             # Every rank reads the same examples and keeps only its own part.
             return islice(self._shards, ranks.rank, self._most, ranks.world_size)

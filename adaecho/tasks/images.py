@@ -34,7 +34,10 @@ _FIELDS = ("jpg", "jpeg", "png", "webp")  # file extensions of images in tar sha
 
 @dataclass(frozen=True)
 class DecodeLabelled:
-    """Decodes an example of any kind of source to ``image``, uint8 [H, W, 3], and ``label``.
+    """A ``decode`` function for labelled images, from tar shards as well as from files and tables.
+
+    It returns a dict of ``image``, uint8 [H, W, 3], and ``label``, int64. In examples from tar shards, the
+    keys are the file extensions, such as ``jpg`` and ``cls``.
 
     Attributes:
         num_classes: number of classes. Labels are 0 to ``num_classes`` - 1.
@@ -62,20 +65,23 @@ class DecodeLabelled:
         return {"image": self.decode(image), "label": np.int64(label)}
 
     def for_augment(self, augment: Any) -> "DecodeLabelled":
-        """Return a faster decoder, which decodes only as much of the image as ``augment`` needs."""
+        """Return a faster decoder, which decodes only as much of an image as ``augment`` needs."""
         return replace(self, decode=decoder_for(augment, "image"))
 
 
 def classifier(
     predictions: Predictions, *, label_smoothing: float, names: Sequence[str] = (), **others: Any
 ) -> Task:
-    """Build an image classification task with its loss, metrics and pictures of wrong predictions.
+    """Build a task that trains an image classifier with the cross-entropy loss.
+
+    The task reports accuracy and cross entropy. Its pictures are images that the model classifies wrongly.
 
     Args:
-        predictions: a function that yields the predictions of a model for a split.
+        predictions: ``predictions(model, split, device, ranks)`` yields images, labels and logits, batch by
+            batch.
         label_smoothing: the label smoothing of the training loss.
         names: the names of the classes.
-        others: the other fields of ``Task``.
+        others: all other fields of ``Task``, such as ``name``, ``source`` and ``build_model``.
     """
 
     def evaluate(
@@ -107,7 +113,7 @@ def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) 
 
 
 def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> Predictions:
-    """Return a function that yields predictions for data in memory.
+    """Return a function that yields the predictions of a model, for ``classifier``, from images in memory.
 
     Args:
         read: returns the images and labels of a split.
@@ -142,11 +148,11 @@ def mistakes(predictions: Iterable[Prediction], names: Sequence[str] = ()) -> It
 def classification_metrics(
     predictions: Iterable[Prediction], ranks: DistributedContext = SINGLE_PROCESS
 ) -> Metrics:
-    """Return the accuracy and the mean cross entropy in nats over a split.
+    """Return the accuracy and the mean cross entropy in nats over a whole split, on every rank.
 
     Args:
-        predictions: the predictions for this rank's share of the split.
-        ranks: the ranks whose shares make up the split.
+        predictions: images, labels and logits for this rank's share of the split.
+        ranks: the ranks (processes) among which the split is divided. Their results are combined.
     """
     number = 0
     # The sums stay on the device until the end, because reading them would wait for the device.
@@ -161,7 +167,7 @@ def classification_metrics(
 
 
 class EvaluationBatches:
-    """Reads batches of validation examples from storage in each evaluation.
+    """A reader of validation examples, which reads them from storage in each evaluation.
 
     Up to ``data.max_bad_examples`` examples that cannot be decoded are skipped; more cause an error.
 
@@ -177,7 +183,10 @@ class EvaluationBatches:
         self._bad = BadExampleBudget(config.data.max_bad_examples)
 
     def read(self, rows: Iterable[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Yield the rows and the prepared examples of each batch.
+        """Yield batches, each as a list of indices into the source and a list of prepared examples.
+
+        Args:
+            rows: the indices of the examples to read.
 
         Raises:
             DataError: there are more bad examples than allowed. It is raised after the last batch, so that

@@ -27,7 +27,7 @@ _BYTES_PER_TOKEN = 3  # rough estimate for English text with a few thousand subw
 
 @dataclass
 class CheckedOptions(TaskConfig):
-    """Base class of options that checks their ranges and choices when it is created."""
+    """Base class of task options that checks the range or choice of each value at creation."""
 
     bounds: ClassVar[Bounds] = {}
     choices: ClassVar[Choices] = {}
@@ -49,7 +49,7 @@ class GhostOptions(CheckedOptions):
     choices: ClassVar[Choices] = {"ghost_statistics": ("average", "sequential")}
 
     def check_batches(self, config: "Config") -> None:
-        """Raise a ConfigError if a micro-batch is not a whole number of slices of ``ghost_size`` examples."""
+        """Raise a ConfigError if the size of a micro-batch is not a multiple of ``ghost_size``."""
         size, parts = self.ghost_size, config.adascale.num_gradients_to_accumulate
         if size is not None and (size < 1 or config.batch_size % (parts * size)):
             raise ConfigError(
@@ -59,7 +59,7 @@ class GhostOptions(CheckedOptions):
             )
 
     def with_ghosts(self, model: "nn.Module") -> "nn.Module":
-        """Return the model, with its batch norm replaced by ghost batch norm if ``ghost_size`` is set."""
+        """Return the model, and replace its batch norm by ghost batch norm if ``ghost_size`` is set."""
         from adaecho.models.ghost_batch_norm import use_ghost_batch_norm
 
         if self.ghost_size is None:
@@ -103,7 +103,10 @@ class TextOptions(CheckedOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the number of blocks, which is estimated from the number of bytes of all documents."""
+        """Return the size of the text data (see ``TaskConfig.size_of``).
+
+        The number of examples is estimated from the number of bytes of all documents.
+        """
         from adaecho.datasets.documents import find_documents
 
         documents = find_documents(path, column=plain["column"], lines=plain["sample_by"] == "line")
@@ -189,7 +192,7 @@ class ImagenetOptions(GhostOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the number of images, which are counted without decoding them."""
+        """Return the number of images (see ``TaskConfig.size_of``), without decoding them."""
         from adaecho.datasets.labelled_images import find_both
 
         train, validation = find_both(path, plain["validation_path"])
@@ -214,7 +217,10 @@ class CocoOptions(GhostOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:
-        """Return the number of images that are used for training, by default only those with boxes."""
+        """Return the number of images (see ``TaskConfig.size_of``).
+
+        By default, only images with boxes count as training images.
+        """
         from adaecho.datasets.coco import read_both
         from adaecho.datasets.storage import BadExampleBudget
 
@@ -252,11 +258,11 @@ class SmallTextOptions(TextOptions):
 
 @dataclass
 class Lm1bOptions(TextOptions):
-    """The options of task lm1b (Chelba et al. 2014). Its target in the paper's Table 1 is 3.9 nats per token.
+    """The options of task lm1b, a language model of single sentences (Chelba et al. 2014).
 
-    Each example is one padded sentence, because this agrees with the paper's budget of less than one epoch:
-    20,000 steps with batch size 1,024 are 0.68 epochs of the 30.3 million sentences. With packed blocks of
-    128 tokens, the same number of steps would be about 3 epochs.
+    The target in the paper's Table 1 is 3.9 nats per token. Each example is one padded sentence, because the
+    paper trains for less than one epoch. With these examples, 20,000 steps with batch size 1,024 are 0.68
+    epochs of the 30.3 million sentences. With packed blocks of 128 tokens, they would be about 3 epochs.
     """
 
     packing: str = "sentence"

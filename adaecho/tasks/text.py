@@ -1,4 +1,4 @@
-"""The tasks small_text, lm1b and common_crawl: train a Transformer language model on text."""
+"""The tasks small_text, lm1b and common_crawl, which train a Transformer language model on text."""
 
 import hashlib
 import math
@@ -108,7 +108,7 @@ def _streamed(config: Config, options: CommonCrawlOptions, documents: Documents)
 
 
 def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:
-    """Return the cross entropy in nats, summed over all predicted tokens except PAD, and their number."""
+    """Return the sum of the cross entropies in nats of all predicted tokens except PAD, and their number."""
     inputs, targets = _inputs_and_targets(batch["tokens"])
     logits = model(inputs).float().flatten(0, 1)
     total = functional.cross_entropy(
@@ -118,7 +118,7 @@ def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAn
 
 
 def weight(batch: Batch) -> torch.Tensor:
-    """Return the weight of a batch that ``loss`` returns: the number of predicted tokens except PAD."""
+    """Return the weight that ``loss`` returns: the number of predicted tokens, not counting PAD."""
     return _inputs_and_targets(batch["tokens"])[1].ne(PAD).sum()
 
 
@@ -129,10 +129,13 @@ def _inputs_and_targets(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int) -> Any:
-    """Return the function ``Task.evaluate``, which computes the mean cross entropy over all tokens.
+    """Build the function ``evaluate(model, split, device=..., ranks=...)`` of a language modeling task.
+
+    It returns ``{"cross_entropy": value}``, the mean cross entropy in nats per predicted token. The mean is
+    taken over the validation examples of all ranks.
 
     Args:
-        validation: returns the validation examples, either in memory or as a new stream.
+        validation: a function that returns the validation examples, as an array or as a new iterator.
         batch_size: the number of examples in a batch, which does not affect the result.
     """
 
@@ -155,10 +158,10 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
 
 
 def entropies(examples: NDArray[Any]) -> dict[str, float]:
-    """Return the unigram and the bigram entropy of these examples, in nats per predicted token.
+    """Return the unigram and the bigram entropy of token sequences, in nats per predicted token.
 
-    They are the cross entropies of the best unigram and bigram models, as reference values for a language
-    model. With few examples, the bigram entropy is too low.
+    They are reference values for the cross entropy of a language model: a perfect unigram or bigram model
+    would reach them. With few examples, the bigram entropy is too low.
     """
     pairs = np.stack([examples[:, :-1].ravel(), examples[:, 1:].ravel()]).astype(np.int64)
     pairs = pairs[:, pairs[1] != PAD]
@@ -175,7 +178,7 @@ def _entropy(values: NDArray[np.int64]) -> float:
 
 
 def _sampler(tokenizer: Any, block: int, seed: int) -> Callable[[nn.Module, torch.device], dict[str, Any]]:
-    """Return the function ``Task.at_end``, which samples a short text from the model."""
+    """Build the function ``Task.at_end`` of a language modeling task, which generates a short text."""
 
     def sample(model: nn.Module, device: torch.device) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(seed)

@@ -1,1 +1,1 @@
-"""One run from config to summary: training loop, schedules, evaluation and checkpoints."""
+"""Train one run, from its config to its summary."""

@@ -14,8 +14,8 @@ HOOKS = ("on_evaluation", "on_end")
 class Callbacks:
     """The callbacks of one run, in the order of ``config.callbacks``.
 
-    Each entry names a module with a function ``build(config, folder)`` that returns the callback. An error in
-    a callback ends the run. A callback must not use the global random generators.
+    Each entry of ``config.callbacks`` names a module with a function ``build(config, folder)`` that returns
+    the callback. An error in a callback ends the run. A callback must not use the global random generators.
 
     Args:
         config: the run's config.
@@ -36,7 +36,11 @@ class Callbacks:
             self._callbacks.append(callback)
 
     def on_evaluation(self, line: dict[str, Any]) -> None:
-        """Call ``on_evaluation(metrics, fresh_examples, steps)`` of all callbacks with a metrics line."""
+        """Call ``on_evaluation(metrics, fresh_examples, steps)`` of each callback.
+
+        Args:
+            line: the record of the evaluation, as written to metrics.jsonl.
+        """
         metrics = {key: value for key, value in line.items() if key not in ("fresh_examples", "steps")}
         self._call("on_evaluation", metrics, line["fresh_examples"], line["steps"])
 

@@ -11,7 +11,7 @@ from adaecho.records.folder import RunFolder
 
 
 def save(run: RunFolder, state: dict[str, Any]) -> None:
-    """Write a run's checkpoint in place of the previous one.
+    """Write a checkpoint that replaces the run's previous one.
 
     Raises:
         FolderError: the write failed; the previous checkpoint is unchanged.
@@ -23,7 +23,7 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
 
 
 def load(run: RunFolder) -> dict[str, Any] | None:
-    """Return the state in a run's checkpoint, on the CPU, or None if the run has no checkpoint."""
+    """Return the state in a run's checkpoint, with tensors on the CPU, or None if there is no checkpoint."""
     exists = run.checkpoint.exists()
     return torch.load(run.checkpoint, map_location="cpu", weights_only=True) if exists else None
 

@@ -1,4 +1,4 @@
-"""Choose the device and number format of a run, evaluate its model on them, and measure its times."""
+"""Choose the device and precision of a run, evaluate its model, and measure its times."""
 
 import time
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def choose_device(config: Config) -> torch.device:
 
 
 def choose_precision(config: Config, device: torch.device) -> str:
-    """Return "float32" or "bfloat16". With ``precision=auto`` it is bfloat16 if the hardware supports it."""
+    """Return "float32" or "bfloat16". ``precision=auto`` selects bfloat16 if the hardware supports it."""
     if config.precision != "auto":
         return config.precision
     if device.type == "cuda":
@@ -62,13 +62,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished its queued work, so that a timer read next includes that work."""
+    """Wait until the device has finished its queued work, so that a timer can include this work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """Move a model to its device, in the configured memory format, and compile it if configured."""
+    """Move a model to its device, and apply the configured memory format and compilation."""
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -85,7 +85,7 @@ def measure(
     precision: str,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Evaluate a model on a split and return rank 0's metrics. The model is left in eval mode."""
+    """Evaluate a model on a split, and return the metrics of rank 0. The model is left in eval mode."""
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
     with autocast(device, precision), torch.inference_mode():
@@ -129,7 +129,7 @@ class Clocks:
 
     @contextmanager
     def evaluating(self, device: torch.device) -> Iterator[None]:
-        """Count the time of the block as evaluation time instead of training time."""
+        """Count the time of the ``with`` block as evaluation time instead of training time."""
         with self.uncounted(device):
             begin = time.perf_counter()
             yield
@@ -138,7 +138,7 @@ class Clocks:
 
     @contextmanager
     def uncounted(self, device: torch.device) -> Iterator[None]:
-        """Do not count the time of the block, such as a checkpoint, as training or evaluation time."""
+        """Count the time of the ``with`` block neither as training time nor as evaluation time."""
         self.stop(device)
         try:
             yield

@@ -1,4 +1,4 @@
-"""A training step on one or several ranks, each of which trains on a part of every batch."""
+"""Distributed training steps, in which each rank (process) trains on a part of every batch."""
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from adaecho.training.device import autocast
 
 
 def share_of(config: Config, world_size: int) -> Config:
-    """Return the config for one rank, with ``batch_size`` and ``echo.shuffle_buffer`` reduced to its share.
+    """Return the config of a single rank, with the rank's share of the batch size and of the shuffle buffer.
 
     Raises:
         ConfigError: the batch cannot be split evenly over the ranks and their micro-batches.
@@ -40,7 +40,7 @@ def num_passes(config: Config) -> int:
 
 
 def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.device) -> nn.Module:
-    """Wrap the model so that its gradients, but not its buffers, are averaged over ranks."""
+    """Wrap the model so that its gradients are averaged over ranks. Its buffers are not synchronized."""
     if ranks.is_alone:
         return model
     gpus = [device.index] if device.type == "cuda" else None
@@ -52,7 +52,7 @@ def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.devi
 
 
 class MeanLoss:
-    """Compute the mean loss of a task over all micro-batches of all ranks, and its gradient.
+    """The mean loss of a step over all micro-batches of all ranks, with its gradient.
 
     Args:
         task: defines the loss.
@@ -67,9 +67,13 @@ class MeanLoss:
         self._model = synchronized(model, ranks, device)
 
     def backward(self, micro_batches: list[Batch]) -> torch.Tensor:
-        """Compute the gradient of the mean loss over all ranks, and return this rank's share of the loss.
+        """Compute the gradient of the mean loss over all micro-batches of all ranks.
 
-        The loss is divided by the total weight, for example the number of unmasked tokens or of boxes.
+        The mean is weighted: the sum of all losses is divided by the sum of all weights. A weight is, for
+        example, the number of unmasked tokens or of boxes in a micro-batch.
+
+        Returns:
+            The part of the mean loss that comes from this rank. The sum over all ranks is the mean loss.
         """
         weight = self._task.weight
         if weight is None:
@@ -102,7 +106,7 @@ class MeanLoss:
             return self._task.loss(self._model, micro_batch)
 
     def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
-        """Add the gradient of one micro-batch's loss, divided by the total weight."""
+        """Divide a micro-batch's loss by the total weight, add its gradient, and return the quotient."""
         share = loss / total
         # The shares of all ranks must be summed, but DistributedDataParallel averages gradients over ranks.
         scaled = share if self._ranks.is_alone else share * self._ranks.world_size
@@ -112,7 +116,7 @@ class MeanLoss:
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, ranks: DistributedContext) -> None:
-    """Average the running means and variances of batch norm over ranks, before an evaluation."""
+    """Average the running means and variances of batch norm over all ranks, before an evaluation."""
     found = [
         getattr(module, name, None) for module in model.modules() for name in ("running_mean", "running_var")
     ]

@@ -1,4 +1,4 @@
-"""Build the loader of a run, which reads the examples of a task and echoes them as configured."""
+"""Build the data loader of a run, which reads the examples of a task and repeats (echoes) them."""
 
 import math
 from typing import Any
@@ -17,10 +17,13 @@ _ECHO_KEYS = ("factor", "shuffle_buffer", "batch_shuffle_buffer", "max_factor")
 
 
 def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of ``EchoLoader`` that do not concern echoing.
+    """Return the arguments of ``EchoLoader`` that define how examples are read, augmented and batched.
+
+    The arguments that define how often and where examples are repeated (echoed) are not included.
 
     Raises:
-        ConfigError: ``echo.split_augmentation`` is set, but the task has no ``augment_parts``.
+        ConfigError: ``echo.split_augmentation`` is set, but the task does not define ``augment_parts``, the
+            two parts of its augmentation.
     """
     if config.echo.split_augmentation and task.augment_parts is None:
         raise ConfigError(
@@ -42,18 +45,17 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
 def make_loader(
     config: Config, task: Task, device: torch.device, ranks: DistributedContext = SINGLE_PROCESS
 ) -> EchoLoader:
-    """Build the loader of one rank.
+    """Build the ``EchoLoader`` of one rank.
 
     Args:
-        config: the config of one rank's share, see ``distributed.share_of``.
+        config: the config of this rank, as returned by ``distributed.share_of``.
         task: the workload.
         device: the device on which batches are delivered.
-        ranks: the ranks that share the examples. With ``echo.factor=auto``, all ranks follow the mean of
-            their ratios R of upstream to downstream time.
+        ranks: the ranks that share the examples. With ``echo.factor=auto``, all ranks use the same factor. It
+            follows the mean over ranks of R, the ratio of loading time to step time.
 
     Raises:
-        ConfigError: the loader rejects a setting, such as a shuffle buffer larger than the memory; or see
-            ``upstream_arguments``.
+        ConfigError: a setting is invalid, for example a shuffle buffer that does not fit into the RAM.
     """
     try:
         loader = EchoLoader(

@@ -1,4 +1,4 @@
-"""Build the optimizer of a run, average its weights, and split its batches into micro-batches."""
+"""Build the optimizer of a run, average the model's weights, and split batches into micro-batches."""
 
 from inspect import unwrap
 from typing import Any
@@ -14,7 +14,7 @@ from adaecho.errors import ConfigError
 
 
 class EagerSGD(torch.optim.SGD):
-    """torch's SGD without support for ``torch.compile``. The resulting weights are equal bit for bit."""
+    """torch's SGD without support for ``torch.compile``. It computes exactly the same weights."""
 
     # torch's decorators import the compiler at their first call, which takes as long as importing torch.
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
@@ -25,20 +25,19 @@ class EagerSGD(torch.optim.SGD):
 
 
 def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> torch.optim.Optimizer:
-    """Build the configured optimizer, and wrap it in AdaScale if ``adascale=on``.
+    """Build the configured optimizer, and wrap it in AdaScale if that is enabled.
 
     Args:
         config: the run's config.
-        model: the model, on its device. The learning rate of a fused optimizer is a tensor on that device, so
-            that no step has to wait until it is copied there.
-        world_size: number of ranks whose gradients are averaged.
+        model: the model, already on its device.
+        world_size: number of ranks over which gradients are averaged.
     """
     given = config.optimizer
     groups = parameter_groups(model, given.weight_decay, all_decay=given.decay_norms_and_biases)
     rate: Any = given.learning_rate
     device = groups[0]["params"][0].device
     if given.fused and device.type == "cuda":
-        rate = torch.tensor(rate, device=device)
+        rate = torch.tensor(rate, device=device)  # so that no step waits until the rate is copied there
     kind: type[torch.optim.Optimizer] = EagerSGD
     arguments: dict[str, Any] = {"momentum": given.momentum, "nesterov": given.nesterov}
     if given.name != "sgd":
@@ -66,7 +65,7 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the optimizer's ``state_dict()`` from a checkpoint, but keep the settings of the current config.
+    """Load the optimizer's state from a checkpoint, but keep the settings of the current config.
 
     Raises:
         ValueError: the parameter groups differ.
@@ -78,7 +77,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups; a learning rate that is a tensor is changed in place."""
+    """Set the learning rate of all parameter groups. Learning rates that are tensors are changed in place."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -92,8 +91,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
     Args:
         model: the model.
         weight_decay: the weight decay.
-        all_decay: if true, all parameters decay. Otherwise norms and biases, whose parameters are vectors, do
-            not.
+        all_decay: whether all parameters decay. Otherwise, parameters with at most one dimension do not
+            decay. These are the biases and the parameters of norms.
 
     Raises:
         ConfigError: no parameter of the model is trainable.
@@ -110,10 +109,11 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
 
 
 def average_of(model: nn.Module, decay: float) -> AveragedModel:
-    """Return an exponential moving average of the model's weights and buffers, in eval mode.
+    """Return an exponential moving average (EMA) of the model's weights and buffers, in eval mode.
 
-    After each step, ``average = decay * average + (1 - decay) * weights``. The average starts from the
-    weights after the first step.
+    Call ``update_parameters`` of the result after each step. It computes
+    ``average = decay * average + (1 - decay) * weights``. The average starts from the weights after the first
+    step.
 
     Source: B. Polyak and A. Juditsky 1992; computed by torch's ``AveragedModel``.
     """
@@ -124,7 +124,9 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
 
 
 def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
-    """Split a batch into micro-batches: the k-th micro-batch has every ``count``-th example, starting at k.
+    """Split a batch into ``count`` micro-batches.
+
+    Micro-batch k contains the examples k, k + count, k + 2 count, and so on, with k from 0.
 
     Args:
         batch: tensors with examples along the first axis, and lists with one item for each example.
@@ -140,7 +142,7 @@ def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
 
 
 def _every(batch: Any, first: int, count: int, num_examples: int) -> Any:
-    """Return every ``count``-th example, starting at ``first``."""
+    """Return the examples ``first``, ``first + count``, ``first + 2 count`` and so on of a batch."""
 
     def part(leaf: Any) -> Any:
         if not isinstance(leaf, list) and not (isinstance(leaf, torch.Tensor) and leaf.dim()):

@@ -1,4 +1,4 @@
-"""The progress of a run: its counts, the rules that stop it, and the progress lines that it prints."""
+"""The progress of a run: its counters, the rules that stop it, and the progress lines that it prints."""
 
 import time
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ _MANY_EXAMPLES = 10_000  # a smaller buffer is filled within seconds, so no mess
 
 @dataclass
 class Progress:
-    """Counts of a run up to its last step. A checkpoint stores them.
+    """Counters and the best result of a run so far, which checkpoints store.
 
     Attributes:
-        fresh_examples: number of examples that all ranks have read for these steps.
-        steps: number of SGD updates.
+        fresh_examples: number of examples that all ranks together have used, without counting repeats.
+        steps: number of completed optimizer steps.
         evaluations: number of lines in metrics.jsonl.
         factor_changes: with ``echo.factor=auto``, the number of factor changes that these lines contain.
         next_evaluation: number of fresh examples after which the next evaluation is due, a multiple of
@@ -47,12 +47,12 @@ class Progress:
 
 
 def is_better(direction: Direction, value: float, other: float) -> bool:
-    """Return whether a value is strictly better than another in the metric's direction."""
+    """Return whether a value of a metric is strictly better than another value."""
     return value > other if direction == "max" else value < other
 
 
 def meets(direction: Direction, value: float, target: float | None) -> bool:
-    """Return whether a value meets the target: ``>=`` if more is better, ``<=`` if less is better."""
+    """Return whether a value meets the target: ``>=`` if higher is better, ``<=`` if lower is better."""
     if target is None:
         return False
     return value >= target if direction == "max" else value <= target
@@ -61,10 +61,10 @@ def meets(direction: Direction, value: float, target: float | None) -> bool:
 def is_at_chance(
     config: Config, direction: Direction, best: dict[str, Any] | None, fresh_examples: int
 ) -> bool:
-    """Return whether a run is still no better than guessing, although it had enough budget to improve.
+    """Return whether a run is still no better than random guessing, although it had enough data to improve.
 
-    This holds if no evaluation beat ``target.chance_level`` in the share ``target.chance_share`` of the
-    budget of fresh examples.
+    The result is False as long as the run has used less than ``target.chance_share`` of its budget of fresh
+    examples. Afterwards, it is True if the best evaluation so far is not better than ``target.chance_level``.
     """
     target, budget = config.target, config.max_fresh_examples
     if target.chance_level is None or budget is None or fresh_examples < target.chance_share * budget:
@@ -72,31 +72,35 @@ def is_at_chance(
     return best is None or not is_better(direction, best["value"], target.chance_level)
 
 
-def budget_spent(config: Config, steps: int, fresh_examples_ahead: float, train_time_s: float) -> bool:
-    """Return whether one more batch would exceed one of the run's budgets.
+def budget_spent(config: Config, steps: int, next_fresh_examples: float, train_time_s: float) -> bool:
+    """Return whether the run must stop now, because one more step would exceed one of its budgets.
 
     Args:
-        config: has the three budgets; a budget of None is no limit.
-        steps: number of completed updates.
-        fresh_examples_ahead: number of fresh examples after the next batch.
-        train_time_s: training time so far.
+        config: has the budgets of steps, fresh examples and training time; None means no limit.
+        steps: number of completed optimizer steps.
+        next_fresh_examples: number of fresh examples that the run will have used after the next batch,
+            without counting repeats.
+        train_time_s: training time so far, in seconds.
     """
     return (
         (config.max_steps is not None and steps >= config.max_steps)
-        or (config.max_fresh_examples is not None and fresh_examples_ahead > config.max_fresh_examples)
+        or (config.max_fresh_examples is not None and next_fresh_examples > config.max_fresh_examples)
         or (config.max_train_time_s is not None and train_time_s >= config.max_train_time_s)
     )
 
 
 def is_finished(summary: dict[str, Any], config: Config) -> bool:
-    """Return whether a run needs no more training under the budgets of ``config``."""
+    """Return whether a recorded run needs no more training.
+
+    A run that has spent its budgets is not finished if the budgets in ``config`` are different.
+    """
     if summary["status"] == Status.BUDGET_SPENT:
         return bool(summary.get("budgets") == {key: getattr(config, key) for key in BUDGETS})
     return summary["status"] in FINISHED
 
 
 class ProgressLog:
-    """Print the progress of a run: first after 5 s, then at intervals that double up to 60 s."""
+    """A log that prints progress lines: first after 5 s, then at intervals that double up to 60 s."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -105,11 +109,12 @@ class ProgressLog:
         self._begin_s = self._next_line_s = 0.0
 
     def begin(self, steps: int, examples_to_fill: float) -> None:
-        """Start the timer, and print what the user will have to wait for.
+        """Start the timer, and announce a resumed run or a long wait before the first step.
 
         Args:
-            steps: number of steps after which a resumed run continues; 0 for a new run.
-            examples_to_fill: number of fresh examples that fill the buffer before the first step.
+            steps: number of steps that a resumed run has already completed; 0 for a new run.
+            examples_to_fill: number of examples that are read to fill the shuffle buffer before the first
+                step.
         """
         if steps:
             print_line(f"continuing at step {steps:,}")
@@ -119,7 +124,7 @@ class ProgressLog:
         self._next_line_s = self._begin_s + self._pause_s
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        """Store the target's metric of an evaluation, so that the next lines show it."""
+        """Store the target's metric from an evaluation, so that the next progress lines show it."""
         metric = self._config.target.metric
         self._metric = f", {metric} {line[metric]:.4f}"
 

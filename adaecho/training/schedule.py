@@ -1,4 +1,4 @@
-"""Learning-rate schedules as a function of SGD steps or of fresh examples."""
+"""Learning-rate schedules as a function of optimizer steps or of fresh examples."""
 
 import math
 
@@ -7,7 +7,7 @@ from adaecho.errors import ConfigError
 
 
 class Schedule:
-    """Compute the learning rate at each position of a run.
+    """A learning-rate schedule with an optional linear warm-up.
 
     * ``constant``: the learning rate is always ``peak``.
     * ``linear_decay``: the learning rate decays linearly from ``peak`` to ``peak / decay_factor`` over the
@@ -21,7 +21,7 @@ class Schedule:
 
     Args:
         config: shape and durations of the schedule.
-        peak: learning rate at position 0.
+        peak: learning rate at the start, before any decay.
         steps_per_epoch: number of examples in an epoch divided by the batch size; None if unknown.
 
     Raises:
@@ -47,16 +47,17 @@ class Schedule:
         return epochs * self._steps_per_epoch
 
     def rate(self, position: float, updates: int | None = None) -> float:
-        """Return the learning rate of the next update.
+        """Return the learning rate of the next optimizer step.
 
         Args:
-            position: the position in the schedule: the number of completed updates, or the number of fresh
-                examples divided by the batch size if ``schedule.unit`` says so. With AdaScale it is the
-                integer part of the scale-invariant steps.
-            updates: the number of completed updates, which determines the warm-up if ``position`` counts
-                fresh examples. The fresh examples that fill the buffer before the first update must not
-                shorten the warm-up.
+            position: how far training has advanced, in steps. By default, this is the number of completed
+                steps. With ``schedule.unit=fresh_examples``, it is the number of fresh examples (not counting
+                repeats) divided by the batch size. With AdaScale, it is the number of completed
+                scale-invariant steps.
+            updates: the number of completed optimizer steps, which determines the warm-up; None to use
+                ``position`` for the warm-up too.
         """
+        # The fresh examples that fill the buffer before the first update must not shorten the warm-up.
         rate, risen = self._peak, position if updates is None else updates
         if risen < self._warmup:
             rate *= min((risen + 1) / self._warmup, 1.0)  # a warm-up in epochs may not be whole steps

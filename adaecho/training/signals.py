@@ -13,10 +13,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class WaitEndedError(KeyboardInterrupt):
-    """A signal ended a wait at once, because no work is lost by ending it.
+    """Raised when a signal ends the run at once, without finishing the current step.
+
+    This happens while the run waits for data, because no work is lost then. It also happens if the user
+    presses Ctrl-C after another signal.
 
     Attributes:
-        signal: name of the signal.
+        signal: name of the signal, such as "SIGTERM".
     """
 
     def __init__(self, number: int) -> None:
@@ -25,10 +28,11 @@ class WaitEndedError(KeyboardInterrupt):
 
 
 class Interrupt:
-    """A context that records signals instead of stopping the process, so the training loop can end cleanly.
+    """A context manager that records signals, so that the training loop can stop cleanly after a step.
 
-    Inside ``waiting``, the first signal raises ``WaitEndedError``. A second Ctrl-C raises it anywhere. The
-    context has an effect only in the main thread.
+    A signal normally does not interrupt the running code. There are two exceptions. Within a ``waiting``
+    block, which contains only work that may be lost, a signal raises ``WaitEndedError``. After a first
+    signal, Ctrl-C raises this error anywhere. The context manager has an effect only in the main thread.
 
     Attributes:
         signal: number of the first signal; 0 before any signal.
@@ -50,7 +54,11 @@ class Interrupt:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal end the block at once, even if it arrived before. The block's work is lost."""
+        """Let a signal raise ``WaitEndedError`` within the ``with`` block.
+
+        The block may contain only work that may be lost, such as waiting for data. If a signal has already
+        arrived, the error is raised at once.
+        """
         self._is_waiting = True
         try:
             if self.signal:

@@ -32,9 +32,9 @@ LOSS_CHECK_STEPS = 20
 
 
 class Trainer:
-    """Train one run: hold the state that a checkpoint contains, and run the training loop.
+    """The training loop of one run, with all the state that a checkpoint contains.
 
-    Each rank has its own trainer.
+    Each rank (process) of the run has its own trainer.
 
     Args:
         config: the run's config.
@@ -47,7 +47,7 @@ class Trainer:
         ranks: the ranks of the run.
 
     Attributes:
-        signal: number of the signal that ended the loop, received by any rank; 0 before.
+        signal: number of the signal that ended the loop, no matter which rank received it; 0 if none did.
         best_model: the weights at the best evaluation, ``progress.best``, on the CPU; None before the first
             evaluation.
         last_checkpoint_s: time of the last checkpoint, or of the start if there is none.
@@ -103,7 +103,7 @@ class Trainer:
         self.last_checkpoint_s = time.monotonic()
 
     def train(self) -> Status:
-        """Train until a stop rule holds, and return the status that ended the loop."""
+        """Train until a stop rule holds, and return the status with which the run ends."""
         batches = iter(self.loader)
         needs_warm_up = self.config.compile != "off" or not self.ranks.is_alone
         self.model.train()
@@ -147,24 +147,24 @@ class Trainer:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Inside the block, pause the loader's threads and do not count training time."""
+        """Pause the loader's threads and the training clock while the ``with`` block runs."""
         with self.loader.paused(), self.clocks.uncounted(self.device):
             yield
 
     # All ranks must make the same decisions, so decisions use only values that all ranks share.
     def _agree(self) -> tuple[int, float, float] | None:
-        """Wait until every rank has its next batch, and exchange the numbers that decide about the next step.
+        """Wait until every rank has its next batch, and exchange the values that decide how to proceed.
 
         Returns:
-            The number of fresh examples of all ranks after the next batch, and, both from rank 0, whether a
-            checkpoint is due and the training time. None if a signal ended the wait; the loader then delivers
-            the same batch again after a resume.
+            ``(ahead, checkpoint_due, train_time_s)``, with the same values on all ranks, or None if a signal
+            ended the wait. ``ahead`` is the number of fresh examples that all ranks together will have used
+            after the next batch. The other two values come from rank 0.
         """
         try:
             with self._interrupt.waiting():
                 mine = self.loader.next_fresh_examples()
         except WaitEndedError:
-            mine = -1
+            mine = -1  # after a resume, the loader delivers the same batch again
         checkpoint_due = time.monotonic() - self.last_checkpoint_s >= self.config.checkpoint_every_s
         known = self.ranks.gather((mine, self._interrupt.signal, checkpoint_due, self.clocks.peek()))
         if any(ahead < 0 for ahead, *_ in known):
@@ -173,14 +173,15 @@ class Trainer:
         return int(sum(ahead for ahead, *_ in known)), known[0][2], known[0][3]
 
     def _before_step(self, ahead: int, checkpoint_due: float, train_time_s: float) -> Status | None:
-        """Evaluate if an evaluation is due, and apply the stop rules.
+        """Evaluate the model if an evaluation is due, and check whether the run must stop.
 
         Args:
-            ahead: number of fresh examples of all ranks after the next batch.
-            checkpoint_due, train_time_s: the values of rank 0.
+            ahead: the number of fresh examples that all ranks together will have used after the next batch.
+            checkpoint_due: whether it is time for a checkpoint.
+            train_time_s: the training time so far, in seconds.
 
         Returns:
-            The status that ends the run, or None if training continues.
+            The status with which the run ends, or None if training continues.
         """
         every, steps = self.config.evaluate.every_fresh_examples, self.progress.steps
         if ahead > self.progress.next_evaluation:
@@ -240,10 +241,14 @@ class Trainer:
         return self.schedule.rate(self.progress.steps)
 
     def gain(self) -> dict[str, float | None]:
-        """Return AdaScale's recorded values, or an empty dict without AdaScale.
+        """Return AdaScale's current values, by their names in the records, or an empty dict without AdaScale.
 
-        They are the gain, its two averages, tau (scale-invariant steps) in steps and in fresh batches, and
-        the gradient noise scale in examples (None if not finite).
+        * ``gain``: the gain, from which AdaScale computes the learning rate.
+        * ``gradient_noise_scale_examples``: the gradient noise scale in examples; None if it is not finite.
+        * ``gradient_variance``, ``gradient_square``: the averages of the gradient's variance and squared
+          norm.
+        * ``scale_invariant_steps``: tau, the sum of the gains of all steps.
+        * ``fresh_scale_invariant_steps``: the same sum, with each gain divided by the echoing factor.
         """
         if self.adascale is None:
             return {}
@@ -265,7 +270,7 @@ class Trainer:
         """Measure and record the metrics on the validation split.
 
         Returns:
-            The status that ends the run, or None if training continues.
+            The status with which the run ends, or None if training continues.
         """
         metrics = self.measure("validation")
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
@@ -301,12 +306,12 @@ class Trainer:
         return None
 
     def evaluate_end(self) -> Status:
-        """Evaluate at the end of the budget, unless the model was just evaluated, and return the status."""
+        """Evaluate at the end of the budget, unless that was just done, and return the final status."""
         status = self._evaluate() if self._losses or not self.progress.evaluations else None
         return Status.BUDGET_SPENT if status in (None, Status.PRUNED) else status
 
     def measure(self, split: Any) -> dict[str, float]:
-        """Measure the metrics on a whole split with the loader paused. The time counts as evaluation time."""
+        """Measure the metrics on a whole split. The loader is paused. The time counts as evaluation time."""
         with self.loader.paused(), self.clocks.evaluating(self.device):
             average_statistics(self.evaluated, self.ranks)
             metrics = measure(self.task, self.evaluated, split, self.device, self.precision, self.ranks)
@@ -323,7 +328,7 @@ class Trainer:
             return self.ranks.from_first(lambda: at_end(self.evaluated, self.device))
 
     def counts(self) -> dict[str, int]:
-        """Return counts of the loaders, summed over all ranks, by their names in the records."""
+        """Return the counters of the loaders, summed over all ranks, by their names in the records."""
         loader = self.loader
         mine = (loader.fresh_examples_in_buffer, loader.reread_examples, len(loader.bad_examples))
         in_buffer, reread, bad = map(int, self.ranks.sums(mine))
@@ -334,7 +339,7 @@ class Trainer:
         }
 
     def _judge(self, value: float, line: dict[str, Any]) -> None:
-        """Update the best evaluation, and record the cost to the target if this evaluation reaches it."""
+        """Update the best evaluation, and record the cost if this evaluation reaches the target."""
         direction = self.task.metrics[self.config.target.metric]
         cost = {key: line[key] for key in ("fresh_examples", "steps", "train_time_s")}
         best = self.progress.best
@@ -349,7 +354,7 @@ class Trainer:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model that is evaluated. With ``optimizer.ema_decay`` it has the averaged weights."""
+        """The model to evaluate. With ``optimizer.ema_decay``, it has the averaged weights."""
         return self.model if self.average is None else self.average.module
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -360,13 +365,14 @@ class Trainer:
         }
 
     def times(self) -> dict[str, float]:
-        """Return training, evaluation and wait times, in seconds."""
+        """Return the training time, the evaluation time and the time spent waiting for data, in seconds."""
         return {**asdict(self.clocks), "wait_time_s": self.loader.wait_time_s}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines all later steps, with one entry per rank under ``ranks``.
+        """Return everything that is needed to resume the run exactly, such as weights and loader positions.
 
-        All ranks must call this method.
+        State that differs between ranks, such as random number generators, is in a list under ``ranks``. All
+        ranks must call this method, because it collects their states.
         """
         consolidate = getattr(self.optimizer, "consolidate_state_dict", None)
         if consolidate is not None:  # it is a ZeroRedundancyOptimizer, perhaps inside AdaScale
@@ -389,17 +395,17 @@ class Trainer:
         }
 
     def _made_with(self) -> dict[str, Any]:
-        """Return the facts that must be the same when a checkpoint is resumed."""
+        """Return the facts that must not change before a checkpoint is resumed, such as the device."""
         kind = {"device": self.device.type, "precision": self.precision, "world_size": self.ranks.world_size}
         return {**kind, **self.task.fingerprint}
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """Return the buffers of the model and of the average of its weights. They differ between ranks."""
+        """Return the buffers of the model and of its averaged weights. They differ between ranks."""
         average = {} if self.average is None else dict(self.average.named_buffers(prefix="average"))
         return {**dict(self.model.named_buffers()), **average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a result of ``state_dict``.
+        """Restore a state that ``state_dict`` returned.
 
         Raises:
             FolderError: the state was made on a different device, precision or number of ranks, or with

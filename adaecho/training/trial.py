@@ -1,4 +1,4 @@
-"""Run one trial, from config to summary, in its run folder. A new run starts; an interrupted one resumes."""
+"""Train one run in its run folder, from config to summary. An interrupted run is resumed."""
 
 import hashlib
 import signal
@@ -30,8 +30,6 @@ from adaecho.training.progress import ProgressLog, is_finished
 from adaecho.training.signals import Interrupt
 from adaecho.training.trainer import Trainer
 
-# After a signal, wait this long for the loader's threads. One may be waiting for a source that never answers.
-
 
 def run_trial(
     config: Config,
@@ -46,12 +44,12 @@ def run_trial(
     """Train until a stop rule holds, or resume the run in ``folder``.
 
     A finished or diverged run is not trained again. A signal ends the run with a checkpoint and the status
-    ``preempted``, and the next call resumes from it.
+    ``preempted``. The next call then resumes from the checkpoint.
 
     Args:
         config: a validated config.
         folder: the run's folder, which is created if missing.
-        overrides: the overrides that the user typed, which are recorded.
+        overrides: the overrides on the command line, which are recorded.
         begun: called on rank 0 once this process has locked the folder, unless the run is finished.
         log: prints the progress.
         prune: see ``Trainer``. A search uses it to stop a trial that cannot become its best.
@@ -98,11 +96,12 @@ class _Trial:
     num_warned: int = 0
 
     def open(self, stack: ExitStack, overrides: Sequence[str]) -> FolderInUseError | dict[str, Any] | None:
-        """Lock the run's folder and begin its records.
+        """Lock the run's folder and record the config, unless the run is already finished.
 
         Returns:
-            None if the run must now be trained; the summary if the run is finished; or the error if another
-            process uses the folder. The error is returned so that all ranks can raise it.
+            None if the run must now be trained, or the summary of the finished run. If another process uses
+            the folder, the method returns the error instead of raising it. Only rank 0 calls this method, but
+            all ranks must raise the error.
         """
         run, config, plain = self.run_folder, self.config, to_plain(self.config)
         # If a rank fails, torchrun starts the same command again, which must then resume and not begin a new
@@ -124,7 +123,10 @@ class _Trial:
         return None
 
     def record_failure(self, error: BaseException) -> None:
-        """Write the status and traceback if the disk allows it, but keep the summary of a finished run."""
+        """Record the status and traceback of a run that failed, if the disk allows it.
+
+        The summary of a run that was already finished is kept.
+        """
         status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
         with suppress(FolderError):
             self.run_folder.write_traceback(traceback.format_exc())
@@ -134,7 +136,7 @@ class _Trial:
                 self.run_folder.write_summary({**earlier, "status": status, "error": text})
 
     def run(self, interrupt: Interrupt) -> dict[str, Any]:
-        """Build the task, train, and record the outcome. Return the summary."""
+        """Build the task, train, record the outcome, and return the summary."""
         with interrupt.waiting():  # a signal may end this at once, because loading data may take minutes
             if self.ranks.is_first and self.config.callbacks:
                 self.callbacks = Callbacks(self.config, self.run_folder.path)
@@ -193,7 +195,7 @@ class _Trial:
             self.run_folder.write_summary(summary)
 
     def _save_model(self) -> dict[str, str]:
-        """Write the final weights and those of the best evaluation, and return their paths in the folder."""
+        """Write the final weights and the best weights, and return their paths within the run folder."""
         trainer, best = self.trainer, self.trainer.progress.best or {}
         assert trainer.best_model is not None  # a run that reached its target or budget has been evaluated
         steps = {"final": trainer.progress.steps, "best": best["steps"]}
@@ -204,7 +206,7 @@ class _Trial:
         return paths
 
     def _resume(self) -> None:
-        """Continue from the checkpoint, if there is one, and remove metrics that were recorded after it."""
+        """Load the checkpoint, if there is one, and remove metrics that were recorded after it."""
         state = self.ranks.from_first(lambda: checkpoint.load(self.run_folder))
         if state is not None:
             try:
@@ -281,7 +283,7 @@ _TUNED = ("optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps
 
 
 def _describe(config: Config) -> dict[str, Any]:
-    """Return the part of a summary that is known before training."""
+    """Return the part of a run's summary that is known before training."""
     target = config.target
     return {
         "status": Status.RUNNING,

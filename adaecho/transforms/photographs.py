@@ -55,7 +55,7 @@ class DecodeImage:
     Attributes:
         field: where an example contains the image: the key of a dict, the index of a tuple, or None if the
             example itself is the image. The image is ``bytes``, a one-dimensional uint8 array, or a dict with
-            the key ``bytes``, as in the image columns of the hub.
+            the key ``bytes``, as in datasets of the Hugging Face Hub.
     """
 
     field: Any = "image"
@@ -70,33 +70,42 @@ class DecodeImage:
         return _with_field(example, self.field, decode_image(_field(example, self.field)))
 
     def for_augment(self, augment: Any) -> Callable[[Any], Any]:
-        """Return a faster decoder, which can be used if only ``augment`` reads the decoded images."""
+        """Return a faster decoder, which may decode only the pixels that ``augment`` needs.
+
+        Use this decoder only if nothing else reads the decoded images.
+        """
         decode = decoder_for(augment, self.field)
         return lambda example: _with_field(example, self.field, decode(_field(example, self.field)))
 
 
 def decoder_for(augment: Any, field: Any) -> "Callable[[Any], Image | EncodedImage]":
-    """Return ``decode_for_crop`` if ``augment`` crops the field and nvImageCodec is available.
+    """Return the fastest decoder for images that only ``augment`` reads.
 
-    Otherwise return ``decode_image``.
+    This is ``decode_for_crop`` if ``augment`` crops the images in ``field`` and nvImageCodec is available.
+    Otherwise it is ``decode_image``.
     """
     crops = isinstance(augment, RandomResizedCrop | CenterCrop) and augment.field == field
     return decode_for_crop if crops and regions.available() else decode_image
 
 
 class EncodedImage:
-    """A JPEG with the shape [height, width, 3], of which only the region that is indexed is decoded.
+    """A JPEG that is decoded lazily: ``image[top:bottom, left:right]`` decodes only this region.
+
+    Its ``shape`` is (height, width, 3), as if the whole image had been decoded.
 
     Args:
-        content: uint8 [n], the bytes of a complete file.
-        height, width: of the image, in pixels.
+        content: bytes of the complete JPEG file, uint8 [n].
+        height, width: size of the image in pixels.
     """
 
     def __init__(self, content: NDArray[np.uint8], height: int, width: int) -> None:
         self._content, self.shape = content, (height, width, 3)
 
     def __getitem__(self, region: tuple[slice, slice]) -> Image:
-        """Decode the pixels of these rows and columns, which must lie within the image.
+        """Decode a rectangular region of the image, and return its pixels, uint8 [rows, columns, 3].
+
+        Args:
+            region: a slice of rows and a slice of columns. Both need a start and a stop within the image.
 
         Raises:
             ValueError: the image is corrupt.
@@ -108,11 +117,14 @@ class EncodedImage:
 
 
 def decode_for_crop(encoded: Any) -> Image | EncodedImage:
-    """Return an ``EncodedImage`` for a complete, upright color JPEG, and otherwise the decoded image.
+    """Return an image that is decoded only when it is cropped, or a decoded image if that is not possible.
+
+    It is possible for a complete color JPEG without an EXIF rotation. The result is then an ``EncodedImage``,
+    which decodes only the pixels of the crop.
 
     Raises:
-        ValueError: the image is corrupt or truncated. For a damaged JPEG this may be raised only when it is
-            cropped.
+        ValueError: the image is corrupt or truncated. For a damaged JPEG, the error may not occur until the
+            crop.
     """
     content = _content(encoded)
     size = regions.whole_jpeg_size(content)
@@ -120,7 +132,7 @@ def decode_for_crop(encoded: Any) -> Image | EncodedImage:
 
 
 def decode_image(encoded: Any, *, turned: bool = True) -> Image:
-    """Decode one image as ``DecodeImage`` does. With ``turned=False`` its EXIF orientation is ignored."""
+    """Decode an image to RGB, uint8 [height, width, 3]. ``turned=False`` ignores its EXIF rotation."""
     return _decode_whole(_content(encoded), _TURNED if turned else _AS_STORED)
 
 
@@ -171,7 +183,8 @@ class RandomResizedCrop:
 
     Attributes:
         size: height and width of the result, in pixels.
-        scale, ratio: ranges of the crop's share of the image's area, and of its width divided by its height.
+        scale: range of the crop's area, as a fraction of the image's area.
+        ratio: range of the crop's width divided by its height.
         flip: whether half of the crops are flipped left to right.
         brightness, contrast, saturation: half the width of the range of each factor; 0 means no change.
         antialias: if true, average over the area that each result pixel covers, as Pillow and torchvision do.
@@ -253,11 +266,14 @@ def crop_box(
 ) -> tuple[int, int, int, int]:
     """Return top, left, height and width of a random crop, in pixels.
 
+    The first random size that fits into the image is used. If none fits, the result is the largest centered
+    crop with a ratio in the given range.
+
     Args:
-        height, width: of the image.
+        height, width: size of the image in pixels.
         scale, ratio: as in ``RandomResizedCrop``.
         corner: two random numbers in [0, 1), for the position of the crop.
-        tries: pairs of random numbers in [0, 1); each pair gives the area and the ratio of one attempt.
+        tries: random numbers in [0, 1). Each consecutive pair determines the area and ratio of one attempt.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for for_area, for_ratio in zip(tries[::2], tries[1::2], strict=True):
@@ -296,7 +312,7 @@ def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
 
 
 def adjust_colours(image: Image, brightness: float, contrast: float, saturation: float) -> Image:
-    """Apply the affine map that ``RandomResizedCrop`` describes."""
+    """Scale brightness, contrast and saturation by factors, with the formula in ``RandomResizedCrop``."""
     mean_grey = sum(weight * mean for weight, mean in zip(GREY, cv2.mean(image), strict=False))
     red, green, blue = (brightness * contrast * (1 - saturation) * weight for weight in GREY)
     own, offset = brightness * contrast * saturation, brightness * (1 - contrast) * mean_grey

@@ -26,9 +26,9 @@ def available() -> bool:
 def decode_region(
     content: NDArray[np.uint8], top: int, left: int, height: int, width: int
 ) -> NDArray[np.uint8] | None:
-    """Decode a region of a JPEG, uint8 [height, width, 3], or return None if it can't be decoded.
+    """Decode a rectangular region of a JPEG to uint8 [height, width, 3]; return None if that fails.
 
-    Check the file with ``whole_jpeg_size`` first: a truncated file is decoded without an error.
+    Check the file with ``whole_jpeg_size`` first, because a truncated file is decoded without an error.
     """
     decoders = _decoders()
     assert decoders is not None
@@ -40,7 +40,10 @@ def decode_region(
 
 
 def whole_jpeg_size(content: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Return height and width of a complete, upright color JPEG, else None."""
+    """Return (height, width) of a JPEG that ``decode_region`` can decode, otherwise None.
+
+    The file must end with JPEG's end marker, have three channels, and have no EXIF rotation.
+    """
     head = content[:4096].tobytes()  # EXIF is the first segment, or comes right after JFIF
     if head[:2] != b"\xff\xd8" or content[-2:].tobytes() != b"\xff\xd9":
         return None
@@ -61,7 +64,7 @@ def _is_turned(content: NDArray[np.uint8]) -> bool:
 
 
 class _Decoders(threading.local):
-    """One decoder per thread, which decodes in the calling thread without holding the GIL."""
+    """A JPEG decoder, separate for each thread. Decoding runs in the calling thread without the GIL."""
 
     def __init__(self, nvimgcodec: Any) -> None:
         self._library = nvimgcodec

@@ -42,7 +42,10 @@ class PadCropFlip:
         return {**example, "image": self._apply(example["image"][None], top, left, flipped)[0]}
 
     def block(self, examples: Images, keys: Keys) -> Images:
-        """Augment many examples, ``image`` uint8 [n, H, W, C]. Each result depends only on its own key."""
+        """Augment n examples at once; ``image`` is uint8 [n, H, W, C].
+
+        The random numbers of an example depend only on the example's key.
+        """
         places = 2 * self.padding + 1
         top = keyed.integers(keys, _TOP, 0, places)
         left = keyed.integers(keys, _LEFT, 0, places)
@@ -76,16 +79,20 @@ _BLOCK = 128  # number of images processed at once, so that they fit in the proc
 
 
 class _Scratch(threading.local):
-    """Memory of each thread for padded images of one shape, with rows of zeros above and below each image."""
+    """Reusable memory for images with rows of zeros above and below, separate for each thread."""
 
     def __init__(self) -> None:
         self._layout: tuple[int, ...] = ()
 
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
-        """Pad images, and return views of their bytes that contain all crops: [block, 2 p (W + 1) + 1].
+        """Pad images with rows of zeros, and return a view of the bytes of every possible crop.
 
-        Here p is the padding. The crop whose corner in the padded image is (top, left) has the index top W +
-        left. It still needs the mask ``inside``.
+        The columns of zeros to the left and right are not stored. There, the bytes of a crop are pixels of
+        other rows, which the mask from ``inside`` must set to zero.
+
+        Returns:
+            Array [``_BLOCK``, 2 * padding * (W + 1) + 1] whose elements are the H * W * C bytes of one crop.
+            The crop with the corner (top, left) in the padded image has the index [image, top * W + left].
         """
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
@@ -93,9 +100,11 @@ class _Scratch(threading.local):
         self._images[:number] = images.reshape(number, -1)
         return self._runs
 
-    # Where a crop leaves the image, its bytes are pixels of an adjacent row. The mask sets them to zero.
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return a mask of the crops with these left edges: 255 inside the image, 0 outside."""
+        """Return a mask [n, H, W, C] for crops with the given left edges [n].
+
+        Mask bytes are 255 in columns of the image, and 0 in the padding to the left and right.
+        """
         # mode="clip", because mode="raise" would need a second buffer.
         return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
 
@@ -124,7 +133,7 @@ def _pad_and_crop(
     left: NDArray[np.int64],
     order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Crop the padded images, and reorder them by ``order``."""
+    """Pad and crop images, and return the crops in the order of the image indices in ``order``."""
     width = images.shape[2]
     runs = _scratch.pad(images, padding)
     cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)
@@ -133,7 +142,7 @@ def _pad_and_crop(
 
 
 def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Flip images left to right in one call of OpenCV, which is several times faster than [::-1]."""
+    """Flip images left to right in one call of OpenCV, which is several times faster than slicing."""
     number, height, width, channels = images.shape
     if not number:
         return images

@@ -1,6 +1,8 @@
-"""Grain's side of ``echo_jpeg``, with worker processes and Pillow. It needs grain and pillow.
+"""Measure Grain in the benchmark ``echo_jpeg``, with worker processes and Pillow.
 
-python -m benchmarks.peers.grain_jpegs FOLDER
+    python -m benchmarks.peers.grain_jpegs FOLDER
+
+The script needs grain and pillow.
 """
 
 import io

@@ -1,4 +1,7 @@
-"""Functions that all sides of a comparison share. This module imports neither torch nor TensorFlow."""
+"""Functions that the benchmarks share to compare EchoLoader with other data loaders.
+
+This module imports neither torch nor TensorFlow, so that the process of any loader can use it.
+"""
 
 import io
 import math
@@ -21,14 +24,14 @@ Batches = Iterator[Any]
 
 
 class Rates(NamedTuple):
-    """Training examples per wall second, and per CPU second of all processes of a side."""
+    """The speed of a loader, in training examples per wall second and per CPU second of all its processes."""
 
     per_s: float
     per_cpu_s: float
 
 
 class Kind(NamedTuple):
-    """The batch size, and the number of batches that empty a full queue before a measurement."""
+    """The batch size, and the number of batches that are read before a measurement to empty a full queue."""
 
     batch_size: int
     warm_up: int
@@ -43,7 +46,7 @@ _SIZES = [(375, 500), (375, 500), (333, 500), (500, 375), (400, 500)]
 
 
 def rates(batches: Batches, seconds: float, kind: Kind) -> Rates:
-    """Measure a side for some seconds."""
+    """Read batches for a number of seconds, and return the speed of the loader."""
     for _ in range(kind.warm_up):
         next(batches)
     start_s, start_cpu_s, number = time.perf_counter(), _cpu_s(), 0
@@ -63,7 +66,11 @@ def _cpu_s() -> float:
 
 
 def take_turns(sides: Mapping[Name, Callable[[], Measured]], rounds: int) -> dict[Name, list[Measured]]:
-    """Measure each side once per round, so that other work on the machine slows all sides equally."""
+    """Call each function once per round, and return all results by the name of the function.
+
+    The functions measure the loaders under comparison. Because they alternate, other work on the machine
+    slows all loaders equally.
+    """
     found: dict[Name, list[Measured]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, measure in sides.items():
@@ -72,22 +79,24 @@ def take_turns(sides: Mapping[Name, Callable[[], Measured]], rounds: int) -> dic
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median over rounds of the ratio within a round."""
+    """Return the median, over rounds, of the ratio between two measurements of the same round."""
     return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 class Peer:
-    """A side in another process, perhaps with another Python, because some libraries cannot share a process.
+    """A data loader of another library, which runs and is measured in a separate process.
+
+    Some libraries, such as TensorFlow and torch, cannot share a process. The process may use another Python.
 
     Args:
-        python: the Python interpreter.
-        module: a module of ``benchmarks.peers`` that calls ``serve``.
-        arguments: arguments of the module.
-        first_batch_s: seconds to wait for the first batch, because SPDL without FFmpeg would wait forever.
+        python: path of the Python interpreter.
+        module: module of ``benchmarks.peers`` that constructs the loader and calls ``serve``.
+        arguments: command-line arguments of the module.
+        first_batch_s: seconds to wait for the first batch. Without FFmpeg, SPDL would wait forever.
 
     Attributes:
-        version: version of the library; None if the side did not start.
-        note: the reason if it did not start.
+        version: version of the library; None if the process returned no batch.
+        note: why the process returned no batch. Only valid if ``version`` is None.
     """
 
     def __init__(self, python: str, module: str, *arguments: str, first_batch_s: float = 90.0) -> None:
@@ -106,7 +115,7 @@ class Peer:
         self.note = f"no first batch within {first_batch_s:g} s" if late else "absent"
 
     def rates(self, seconds: float) -> Rates:
-        """Ask the process for one measurement."""
+        """Let the process read batches for a number of seconds, and return the speed of its loader."""
         assert self._process.stdin is not None
         print(seconds, file=self._process.stdin, flush=True)
         return Rates(*map(float, self._answer().split()))
@@ -125,7 +134,11 @@ class Peer:
 
 
 def serve(batches: Batches, version: str, kind: Kind) -> None:
-    """Report the first batch of a peer. Then read seconds line by line, and answer with the rates."""
+    """Measure a loader on request. This function runs in the process of a ``Peer``.
+
+    After the first batch, it prints "ready" and the version of the library. Then, for each number of seconds
+    on stdin, it measures the loader and prints the rates.
+    """
     next(batches)
     print("ready", version, flush=True)
     for line in sys.stdin:
@@ -133,7 +146,7 @@ def serve(batches: Batches, version: str, kind: Kind) -> None:
 
 
 def images(number: int) -> dict[str, Any]:
-    """Return random images in the shape of CIFAR-10's."""
+    """Return random images and labels in the shape of CIFAR-10."""
     rng = np.random.default_rng(0)
     return {
         "image": rng.integers(0, 256, (number, 32, 32, 3), dtype=np.uint8),
@@ -164,7 +177,7 @@ def _noise(height: int, width: int, rng: np.random.Generator) -> NDArray[np.uint
 
 
 def read_jpegs(folder: Path) -> list[bytes]:
-    """Return every JPEG under a folder, encoded, and repeat them until there are at least four batches."""
+    """Return the encoded JPEGs of a folder and its subfolders, repeated to fill at least four batches."""
     found = [path.read_bytes() for path in sorted(folder.rglob("*.jp*g"))]
     if not found:
         raise SystemExit(f"{folder} contains no file *.jpg or *.jpeg")
@@ -172,7 +185,7 @@ def read_jpegs(folder: Path) -> list[bytes]:
 
 
 def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of a random resized crop, as in torchvision."""
+    """Return left, top, width and height of a random crop, as torchvision's RandomResizedCrop chooses it."""
     for _ in range(10):
         area = width * height * rng.uniform(*SCALE)
         aspect = math.exp(rng.uniform(*map(math.log, RATIO)))

@@ -1,11 +1,9 @@
-"""SPDL's part of the benchmark ``echo_jpeg``: threads that decode and transform with FFmpeg.
-
-The script needs FFmpeg's libraries.
+"""Measure SPDL in the benchmark ``echo_jpeg``, with threads that use FFmpeg.
 
     python -m benchmarks.peers.spdl_jpegs FOLDER
 
-FFmpeg always decodes whole images. Crop, resize (which averages if it shrinks), flip and jitter form one
-filter graph.
+The script needs FFmpeg's libraries. FFmpeg always decodes the whole image. One FFmpeg filter graph then
+crops, resizes, flips and jitters it. When an image shrinks, the resize averages pixels.
 """
 
 import sys
@@ -24,7 +22,7 @@ Keyed = tuple[bytes, int]  # an image, and the seed of its augmentation
 
 
 def decode(keyed: Keyed) -> Any:
-    """Decode and augment one image, as frames of FFmpeg."""
+    """Decode and augment one image with FFmpeg."""
     packets, rng = spdl.io.demux_image(keyed[0]), np.random.default_rng(keyed[1])
     left, top, w, h = random_box(packets.codec.width, packets.codec.height, rng)
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
@@ -38,12 +36,12 @@ def decode(keyed: Keyed) -> Any:
 
 
 def batch(frames: list[Any]) -> Any:
-    """Return the frames as a batch, uint8 [n, height, width, 3]."""
+    """Combine the frames of several images into a batch, uint8 [n, height, width, 3]."""
     return spdl.io.to_numpy(spdl.io.convert_frames(frames))
 
 
 def endless(encoded: list[bytes]) -> Iterator[Keyed]:
-    """Yield all images in a new order, epoch after epoch, without end."""
+    """Yield all images in a new random order in every epoch, without end, each with a random seed."""
     rng = np.random.default_rng(0)
     while True:
         for row in rng.permutation(len(encoded)):

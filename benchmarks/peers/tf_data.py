@@ -1,10 +1,9 @@
-"""tf.data's part of the benchmarks ``echo_jpeg`` and ``echo_small_arrays``.
-
-It runs in a separate process, because TensorFlow and torch both contain LLVM.
+"""Measure tf.data in the benchmarks ``echo_jpeg`` and ``echo_small_arrays``.
 
     python -m benchmarks.peers.tf_data jpegs FOLDER           # decodes only the crop, resizes linearly
-    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # echoes by the paper's snippet (section 2)
+    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # echoes as in section 2 of the paper
 
+TensorFlow and torch cannot share a process, because both contain LLVM, so this script runs separately.
 TensorFlow's default decoder uses the fast DCT, which is less accurate.
 """
 
@@ -18,7 +17,7 @@ from benchmarks.peers import sides
 
 
 def small_images(echo: str, factor: str) -> Any:
-    """Return small images with random crop and flip, and with an echo."""
+    """Return a dataset of small images with random crop and flip, echoed by the given variant and factor."""
 
     def augment(image: Any, label: Any) -> Any:
         padded = tf.pad(image, [[sides.PADDING] * 2, [sides.PADDING] * 2, [0, 0]])
@@ -43,7 +42,7 @@ def augment_jpeg(content: Any) -> Any:
     """Decode and augment one JPEG.
 
     The augmentation is a random resized crop as in TensorFlow's ImageNet examples, a flip, and a jitter as
-    one affine map.
+    one affine map of the colors.
     """
     corner, size, _ = tf.image.sample_distorted_bounding_box(
         tf.image.extract_jpeg_shape(content), tf.zeros([1, 0, 4]), area_range=sides.SCALE,
@@ -60,7 +59,7 @@ def augment_jpeg(content: Any) -> Any:
 
 
 def jpegs(folder: str) -> Any:
-    """Return batches of photographs."""
+    """Return a dataset of batches of augmented photographs."""
     dataset = tf.data.Dataset.from_tensor_slices(sides.read_jpegs(Path(folder)))
     dataset = dataset.repeat().shuffle(sides.JPEG_BUFFER).map(augment_jpeg, tf.data.AUTOTUNE)
     return dataset.batch(sides.JPEGS.batch_size, drop_remainder=True)

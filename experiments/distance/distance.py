@@ -1,11 +1,16 @@
 """Measure how the value of a repeat depends on its distance: ``python -m experiments.distance.distance TASK``
 
-The value of a repeat is the number of fresh examples that one repeat replaces. Its distance is the number of
+The value of a repeat is the number of new examples that one repeat replaces. Its distance is the number of
 examples between two uses of the same example.
 
-An arm is one configuration under comparison. Some arms use each of U distinct examples four times. Their
-repeats are one step apart, as far apart as a shuffle buffer moves them, or a whole epoch apart. For
-comparison, other arms use between U and 4 U new examples once.
+The experiment compares the final losses of several configurations (arms). Some of them use each of U distinct
+examples four times, at different distances:
+
+* batch: the uses of an example are in successive batches.
+* buffer_<size>: a shuffle buffer of this size separates the uses of an example.
+* pass: the model trains for four epochs, so the uses of an example are one epoch apart.
+
+For comparison, the configurations new_<n> use n U distinct examples once each, with n from 1 to 4.
 
 README.md has the decision rule. The result of each run is written to a file. After an interruption, the same
 command therefore continues with the remaining runs.
@@ -44,12 +49,12 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Subject:
-    """A task of the experiment.
+    """A task on which the experiment runs, with its settings.
 
     Attributes:
-        overrides: overrides of the config, in addition to ``data.path``.
-        unique: U, the number of distinct examples.
-        rates: learning rates that are tried for each arm.
+        overrides: config overrides for the task. The command line adds the ``data.path``.
+        unique: U, the number of distinct examples in each configuration with repeats.
+        rates: candidates for the learning rate. The best one is chosen for each configuration.
     """
 
     overrides: tuple[str, ...]
@@ -69,13 +74,13 @@ SUBJECTS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """How an arm uses its examples.
+    """A configuration under comparison: how many examples it uses, how often, and in which order.
 
     Attributes:
-        echo: echo variant.
+        echo: echo variant, i.e. whether batches or examples are repeated, or "none".
         buffer: size of the shuffle buffer, in examples.
         passes: number of epochs.
-        times: number of distinct examples, as a multiple of U.
+        times: number of distinct examples, divided by ``Subject.unique``.
     """
 
     echo: str = "none"
@@ -93,7 +98,7 @@ ARMS = {
 
 
 def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: int) -> float:
-    """Train once, and return the cross entropy on the validation split; it is infinite after divergence."""
+    """Train once, and return the cross entropy on the validation split, or infinity after divergence."""
     torch.manual_seed(seed)
     model = task.build_model()
     optimizer = make_optimizer(config, model)
@@ -123,15 +128,16 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
 
 
 def effective(loss: float, curve: Sequence[float], unique: int) -> float:
-    """Return the number of new examples with which a run would end at this loss.
+    """Return how many new examples, used once each, would give the same final loss as training with repeats.
 
-    The known losses are those in ``curve``. Between them, the logarithm of the number is interpolated
-    linearly in the loss. Beyond them, it is extrapolated.
+    The number is interpolated between training runs without repeats, and extrapolated beyond them. The
+    interpolation is linear in the loss and in the logarithm of the number.
 
     Args:
-        loss: the loss of an arm.
-        curve: the losses after 1, 2, ... times ``unique`` new examples, in descending order.
-        unique: U.
+        loss: final loss of training with repeats.
+        curve: final losses of training on ``unique``, 2 ``unique``, 3 ``unique``, ... new examples, in
+            descending order.
+        unique: number of new examples for the first loss in ``curve``.
     """
     logs = np.log(unique * np.arange(1, len(curve) + 1))
     part = int(np.clip(np.searchsorted(-np.asarray(curve), -loss), 1, len(curve) - 1))
@@ -140,11 +146,18 @@ def effective(loss: float, curve: Sequence[float], unique: int) -> float:
 
 
 def readings(rows: Sequence[Row], unique: int) -> list[Row]:
-    """Return the value of a repeat in each arm, its slope over log distance, and the sufficient buffer.
+    """Compute the results of the experiment from the final losses of all runs.
 
-    The value of a repeat is the number of fresh examples that one repeat replaces. The sufficient buffer is
-    the smallest shuffle buffer whose repeats have at least the share ``SHARE`` of the value of repeats a
-    whole epoch apart.
+    The results are:
+
+    * The value of a repeat in each configuration, which is the number of new examples that one repeat
+      replaces.
+    * The increase of this value for each doubling of the distance between uses, with a verdict.
+    * The smallest shuffle buffer that is large enough. Its repeats must have at least ``SHARE`` times the
+      value of repeats a whole epoch apart.
+
+    If a run diverged, or if more new examples do not always lower the mean loss, the verdict is "not decided"
+    and is the only result.
     """
     tested = [row for row in rows if row["seed"] in SEEDS]
     losses = {arm: [row["loss"] for row in tested if row["arm"] == arm] for arm in ARMS}
@@ -177,7 +190,7 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
 
 
 def run_all(folder: Path, subject: Subject, overrides: Sequence[str]) -> list[Record]:
-    """Tune the learning rate of each arm, then train with the best rate on the other seeds."""
+    """Tune the learning rate of each configuration, then train with the best rate on the other seeds."""
     config = config_of([*subject.overrides, *overrides])
     task = build_task(config)
 

@@ -1,1 +1,1 @@
-"""Decide the paper's claims from this repository's records. This is not part of the package adaecho."""
+"""Decide whether the paper's claims hold, from the results in this repository. Not part of adaecho."""

@@ -1,8 +1,8 @@
-"""``python -m experiments.evidence``: draw the figures and write the report and claims from the records.
+"""``python -m experiments.evidence``: draw the figures of all experiments, and judge the paper's claims.
 
-The command draws the tables of sweeps, the predicted times and the values of a repeat. It also writes
-docs/claims.md, which lists the paper's claims with our results. It reads only the committed records
-(``results/``), and needs neither a GPU nor a network.
+The command reads the committed results under ``results/``, and needs neither a GPU nor a network. It draws
+the results of each experiment, the predicted training times, and the value of a repeated example. It writes a
+report with all figures and tables, and docs/claims.md, which has a verdict on each claim.
 """
 
 from pathlib import Path
@@ -12,14 +12,17 @@ from adaecho.figures.tables import read_tables
 from adaecho.records.files import read_json, write_text
 from experiments.evidence.decisions import decide_all
 from experiments.evidence.page import claims_page, of_experiments, overview
-from experiments.evidence.predicted_time import draw_cells, section_of_cells
+from experiments.evidence.predicted_time import draw_time_ratios, section_of_cells
 from experiments.evidence.worths import draw_distance, draw_equal_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def draw(results: Path, into: Path) -> list[Path]:
-    """Draw all records under ``results``, write the report, and return the paths of all files."""
+    """Draw the figures of all experiments, write the report, and return the paths of all written files.
+
+    docs/claims.md is written only if ``results`` is the folder of the committed results.
+    """
     tables = read_tables(results)
     decisions, rows = decide_all(tables), {name: of_name for name, (of_name, _) in tables.items()}
     written, sections = draw_tables(tables, results, into)
@@ -27,7 +30,7 @@ def draw(results: Path, into: Path) -> list[Path]:
     if cells.exists():
         record, title = read_json(cells), "predicted_time: is the time what the records predict?"
         written.append(into / "predicted_time_paced.png")
-        draw_cells(record, written[-1], title)
+        draw_time_ratios(record, written[-1], title)
         sections.append(section_of_cells(title, record, written[-1].name))
     for name, draw_worths in (("distance", draw_distance), ("equal_steps", draw_equal_steps)):
         if (results / name).exists():

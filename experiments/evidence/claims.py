@@ -5,17 +5,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper, expressed as a comparison of two arms.
+    """A sentence of the paper, expressed as a comparison of two configurations (arms) of an experiment.
+
+    By default, the claim says that the cost of ``arm`` is lower than the cost of ``other``.
 
     Attributes:
-        key: name of the claim in tables.
+        key: short name of the claim.
         section: section of the paper.
-        says: the claim in short.
-        experiment: the experiment whose records decide the claim.
-        arm, other: the claim says that the first arm is cheaper than the second or, with ``no_harm``, that
-            its best metric is no worse.
-        cost: the cost that is compared, see ``records.outcome.searched_costs``.
-        excess: if set, the claim says that the first arm's cost is higher by at most this share.
+        says: the claim in a few words.
+        experiment: name of the experiment whose results decide the claim.
+        arm, other: names of the two configurations.
+        no_harm: if true, the claim says instead that the best metric of ``arm`` is no worse than that of
+            ``other``.
+        cost: the cost that is compared, e.g. ``fresh_examples``; see ``records.outcome.searched_costs``.
+        excess: if set, the claim says instead that the cost of ``arm`` is higher by at most this fraction,
+            e.g. 0.03 for 3 %.
     """
 
     key: str

@@ -1,26 +1,27 @@
 """The rules that decide whether each of the paper's claims holds in our records.
 
-An arm is one configuration under comparison, and its cost is the number of fresh examples (or steps or
-seconds) to the target. Each arm is tuned by several searches, each of which yields one cost.
+A claim compares two configurations (arms). The cost of a configuration is the number of fresh examples (or
+steps or seconds) to the target. Each configuration is tuned by several hyperparameter searches, each of which
+yields one cost.
 
-* A claim that an arm is cheaper than another arm is tested one-sided. Welch's t test compares the mean log
-  costs over searches. Holm's method (1979) adjusts the p values for the number of claims of a task. The
-  permutation test (``significance.cheaper_p``) is reported too.
+* A claim that one configuration is cheaper than the other is tested one-sided. Welch's t test compares the
+  mean log costs over searches. Holm's method (1979) corrects the p values for the number of claims of a task.
+  The permutation test (``significance.cheaper_p``) is reported too.
 * A claim of "no harm" is a claim of non-inferiority. It holds if the interval of the difference lies above
   minus the margin.
 * A claim with an excess holds if the 95 % interval of the ratio of costs ends below 1 plus the excess.
 
 The cost of a search is often known only up to bounds (see ``readings``). For example, if a search missed the
 target, its cost is at least the number of examples that it read. A claim holds only if it holds in the least
-favourable case: the arm's costs at their upper bounds and the other arm's at their lower bounds. It fails
-only if it fails in the most favourable case, at the opposite ends of the bounds. The noise between searches
-is at least the noise that comes from evaluating only at intervals.
+favorable case: the first configuration's costs at their upper bounds and the second's at their lower bounds.
+It fails only if it fails in the most favorable case, at the opposite ends of the bounds. The noise between
+searches is at least the noise that comes from evaluating only at intervals.
 
 A reading is one way to compute costs from the records. A verdict is fragile if another reading changes it. A
-reading that is at least as favourable to a claim must never give a weaker verdict. With separate estimates of
-the noise, a more favourable reading could stay undecided, because a single very favourable cost widens
-Welch's interval. Therefore all readings other than the searches as run share a single noise, the widest among
-the readings with known costs. If the searches as run decide a claim, a difference that is at least as large
+reading that is at least as favorable to a claim must never give a weaker verdict. With separate estimates of
+the noise, a more favorable reading could stay undecided, because a single very favorable cost widens Welch's
+interval. Therefore all readings other than the searches as run share a single noise, the widest among the
+readings with known costs. If the searches as run decide a claim, a difference that is at least as large
 decides it in the same way.
 """
 
@@ -46,25 +47,28 @@ FRAGILE = "fragile"
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict on a claim for one task, with the numbers behind it.
+    """The verdict on one of the paper's claims for one task, with the numbers that support the verdict.
+
+    A claim compares two configurations, each tuned by several hyperparameter searches.
 
     Attributes:
         verdict: holds, does not hold, fragile, not decided, or not yet measured.
-        effect: the ratio of costs (below 1: cheaper), at the unfavourable ends of their bounds, or the
-            difference of metrics for no-harm claims; None if unknown.
-        difference: the difference of mean log costs, or of negated metrics, at the favourable and at the
-            unfavourable ends of the bounds.
-        p: the p value of the claim's test, adjusted for the number of the task's claims; None for claims that
-            an interval decides.
-        permutation_p: the p value of the rank test, not adjusted.
-        least_p: the smallest p value that ranks of this number of searches can give. A smaller ``p`` relies
-            on the t test alone.
+        effect: the ratio of costs (below 1: the first configuration is cheaper), at the unfavorable ends of
+            their bounds, or the difference of metrics for no-harm claims. None if unknown.
+        difference: the difference of mean log costs, or of negated metrics, at the favorable and at the
+            unfavorable ends of the bounds.
+        p: the p value of the claim's test, corrected for the number of the task's claims. None for claims
+            that an interval decides.
+        permutation_p: the p value of the rank test, not corrected.
+        least_p: the smallest p value that the rank test can give with this number of searches. A smaller
+            ``p`` relies on the t test alone.
         power: the probability to detect a true ratio of ``SAVING`` at the level of the first step of Holm's
             method.
-        reached: the number of the arm's searches that reached the target, the number of all its searches, and
-            the same two numbers of the other arm.
-        turns_in: the readings that change the verdict or may change it; none if the verdict is open.
-        readings: the decisions of the other possible readings, by name.
+        reached: the number of the first configuration's searches that reached the target, the number of all
+            its searches, and the same two numbers of the second configuration.
+        turns_in: names of the other readings (ways to compute costs) that change the verdict or may change
+            it. Empty if the verdict is open.
+        readings: the decisions by the other possible readings, by name.
     """
 
     claim: Claim
@@ -83,13 +87,18 @@ class Decision:
 
 @dataclass(frozen=True)
 class Records:
-    """The records of all experiments on one task, by experiment: rows, and curves of the best trials."""
+    """The recorded trials of all experiments on one task, and the training curves of the best trials.
+
+    Attributes:
+        rows: trials, by the name of the experiment.
+        curves: training curves, by the name of the experiment.
+    """
 
     rows: dict[str, Sequence[Row]] = field(default_factory=dict)
     curves: dict[str, Sequence[Curve]] = field(default_factory=dict)
 
     def of_arm(self, experiment: str, arm: str) -> tuple[list[Row], list[Curve]]:
-        """Return the rows and curves of one arm; they are empty if there are no records."""
+        """Return the trials and training curves of one configuration, which are empty without records."""
         tables = (self.rows.get(experiment, ()), self.curves.get(experiment, ()))
         rows, curves = ([one for one in table if one["arm"] == arm] for table in tables)
         return rows, curves
@@ -97,11 +106,13 @@ class Records:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The values that a claim compares, in one reading: logarithms of costs, or negated metrics.
+    """Results of the two configurations that a claim compares, with one value per hyperparameter search.
+
+    A value is the logarithm of a cost, or a negated metric, so a lower value is better.
 
     Attributes:
-        ours, theirs: one value for each search of the arm, and of the other arm.
-        noise: noise of the difference of their means; None if unknown.
+        ours, theirs: values of the claim's first and second configuration, each as bounds.
+        noise: uncertainty of the difference between the means of both. None if unknown.
     """
 
     ours: Sequence[Bounds]
@@ -116,7 +127,7 @@ def decide_all(tables: Mapping[tuple[str, str], tuple[Sequence[Row], Sequence[Cu
     """Decide every claim on every task.
 
     Args:
-        tables: the rows and curves, by experiment and task.
+        tables: the trials and training curves, by experiment and task.
     """
     by_task: dict[str, Records] = {}
     for (experiment, task), (rows, curves) in tables.items():
@@ -153,7 +164,14 @@ def _with_readings(found: Decision, readings: Mapping[str, Decision]) -> Decisio
 
 
 def _turns(found: Decision, other: Decision) -> bool:
-    """Return whether another reading contradicts the verdict of the searches as run, or leaves it open."""
+    """Return whether another way to compute costs (reading) casts doubt on a verdict.
+
+    The other decision must have a different verdict, and a difference that supports the first verdict less.
+
+    Args:
+        found: the decision by the searches as they were run.
+        other: the decision by the other reading.
+    """
     if found.verdict not in (HOLDS, FAILS) or other.verdict == found.verdict:
         return False
     if found.verdict == HOLDS:
@@ -162,7 +180,7 @@ def _turns(found: Decision, other: Decision) -> bool:
 
 
 def _pairs(claim: Claim, records: Records) -> dict[str, _Pair]:
-    """Return the values that a claim compares, for each reading that the records allow, by its name."""
+    """Return the results that a claim compares, by the name of each reading that the records allow."""
     ours, theirs = (records.of_arm(claim.experiment, name) for name in (claim.arm, claim.other))
     if not ours[0] or not theirs[0]:
         return {}
@@ -195,7 +213,10 @@ def _values(
 def _least_variance(
     claim: Claim, values: Sequence[Bounds], rows: Sequence[Row], curves: Sequence[Curve]
 ) -> float:
-    """Return the variance that comes from the grid of evaluations; 0 for seconds per fresh example."""
+    """Return the variance of log costs that arises because training is evaluated only at intervals.
+
+    The result is 0 for metrics, and for seconds per fresh example.
+    """
     steps = [np.diff(curve["fresh_examples"]) for curve in curves if len(curve["fresh_examples"]) > 1]
     if claim.no_harm or claim.excess is not None or not steps:
         return 0.0
@@ -213,12 +234,15 @@ def _noise(ours: Sequence[Bounds], theirs: Sequence[Bounds], least: tuple[float,
 
 
 def _known(value: Bounds) -> float:
-    """Return the value, or its lower bound if the target was missed."""
+    """Return the upper bound of a value, or the lower bound if the upper bound is infinite."""
     return value.high if math.isfinite(value.high) else value.low
 
 
 def _widest(pairs: Sequence[_Pair]) -> Noise | None:
-    """Return the noise with the widest interval, among the first pair and all pairs with known costs."""
+    """Return the noise that gives the widest confidence interval.
+
+    The first pair counts in any case, and other pairs only if all their values are exactly known.
+    """
     noises = [pair.noise for number, pair in enumerate(pairs) if number == 0 or pair.is_exact()]
     return max(
         (noise for noise in noises if noise is not None),
@@ -228,7 +252,15 @@ def _widest(pairs: Sequence[_Pair]) -> Noise | None:
 
 
 def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decision]:
-    """Return the decisions by key of the claim. A claim without a pair is not yet measured."""
+    """Decide every claim, and correct the p values for the number of claims.
+
+    Args:
+        task: name of the task.
+        pairs: the results that each claim compares, by the claim's key. None if they are not yet measured.
+
+    Returns:
+        The decisions by the claim's key.
+    """
     found = {}
     for claim in CLAIMS:
         absent, pair = Decision(claim, task, ABSENT), pairs[claim.key]
@@ -243,7 +275,7 @@ def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decis
 
 
 def _compare(absent: Decision, pair: _Pair) -> Decision:
-    """Decide one claim. For a claim that is tested, Holm's method later adjusts p value and verdict."""
+    """Decide one claim. For a claim that is tested, Holm's method later corrects p value and verdict."""
     claim, noise = absent.claim, pair.noise
     against = _difference(pair.ours, pair.theirs)
     in_favour = -_difference(pair.theirs, pair.ours)
@@ -267,12 +299,15 @@ def _compare(absent: Decision, pair: _Pair) -> Decision:
 
 
 def _difference(ours: Sequence[Bounds], theirs: Sequence[Bounds]) -> float:
-    """Return the difference of the means, with ours at the upper and theirs at the lower bounds."""
+    """Return the largest possible difference of means: ours at the upper, theirs at the lower bounds."""
     return float(np.mean([value.high for value in ours]) - np.mean([value.low for value in theirs]))
 
 
 def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | None:
-    """Return the effect as a reader wants it: a ratio of costs, or a gain of the metric."""
+    """Return the effect for the report: a ratio of costs, or an increase of the metric.
+
+    The result is None if the difference is infinite.
+    """
     if not math.isfinite(difference):
         return None
     known = noise is not None and (noise.error > 0 or not claim.no_harm)

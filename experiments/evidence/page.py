@@ -1,4 +1,4 @@
-"""Write the verdicts on the paper's claims as Markdown.
+"""Write docs/claims.md, the page with a verdict on each of the paper's claims.
 
 The page starts with an overview. For each experiment and task, it has a table and the commands that produced
 the records.
@@ -22,13 +22,13 @@ Tables = Mapping[tuple[str, str], Sequence[Row]]
 
 
 def claims_page(decisions: Sequence[Decision], tables: Tables, results: Path) -> str:
-    """Return docs/claims.md: the verdicts, and texts and tables that were fixed with their records."""
+    """Return the text of docs/claims.md, which is a template filled with the verdicts."""
     page = TEMPLATE.read_text().replace("{overview}", overview(decisions))
     return page.replace("{experiments}", "\n\n".join(of_experiments(decisions, tables, results)))
 
 
 def overview(decisions: Sequence[Decision]) -> str:
-    """Return a table with one row per claim and one column per task, with effects and verdicts."""
+    """Return a table of effects and verdicts, with one row per claim and one column per task."""
     by_claim: dict[str, dict[str, str]] = {}
     for one in decisions:
         if one.verdict != ABSENT:
@@ -83,7 +83,7 @@ def _claim_row(one: Decision, before: str) -> Cells:
         one.claim.says,
         format(one.effect.value, form),
         interval_words(one.effect, form),
-        interval_words(_of_a_rerun(one.effect, one.claim.no_harm), form),
+        interval_words(_prediction_interval(one.effect, one.claim.no_harm), form),
         p,
         "-" if one.permutation_p is None else f"{one.permutation_p:.2g}",
         "-" if one.power is None else f"{100 * one.power:.0f} %",
@@ -100,11 +100,12 @@ def interval_words(ratio: Ratio, form: str) -> str:
     return f"{ratio.low:{form}} to {ratio.high:{form}}"
 
 
-def _of_a_rerun(effect: Ratio, is_difference: bool) -> Ratio:
-    """Return the interval that contains the effect of a second run of the experiment in 95 % of cases.
+def _prediction_interval(effect: Ratio, is_difference: bool) -> Ratio:
+    """Return the 95 % prediction interval of an effect. It contains the result of 95 % of reruns.
 
-    This interval is wider than the confidence interval of the effect, because both runs of the experiment are
-    noisy.
+    The effect is a ratio of costs or a difference of metrics, measured by one experiment. Its prediction
+    interval is wider than its confidence interval, because the noise of the rerun adds to that of the first
+    run.
     """
     if effect.low is None or effect.high is None:
         return effect

@@ -1,4 +1,8 @@
-"""Report whether whole runs take the time max(fresh(e) t_upstream, steps(e) t_step); see experiments/fig4."""
+"""Compare the measured time of whole training runs with the predicted time.
+
+The prediction is the total reading time or the total time of the training steps, whichever is larger.
+experiments/fig4 measures the times.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +20,13 @@ WITHIN = 0.1  # the rule allows a deviation of this share of the predicted time
 _MARKERS = {"digits": "s", "cifar10": "o"}
 
 
-def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
-    """Plot the ratio of measured to predicted time against the predicted time, with the band of the rule.
+def draw_time_ratios(record: Mapping[str, Any], path: Path, title: str) -> None:
+    """Plot the measured training time divided by the predicted time, against the predicted time.
+
+    Each dot is one training run. A gray band marks the ratios that the decision rule allows (0.9 to 1.1).
 
     Args:
-        record: the record of ``experiments.fig4.predicted_time``.
+        record: the JSON file that ``experiments.fig4.predicted_time`` writes.
         path: file to write; its suffix determines the format.
         title: title of the figure.
     """
@@ -49,7 +55,13 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
 
 
 def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
-    """Return the cells and verdicts in Markdown. ``figure`` is the link to the figure in the report."""
+    """Return a report section in Markdown: the figure, the verdict on each task, and a table of all runs.
+
+    Args:
+        title: heading of the section.
+        record: the JSON file that ``experiments.fig4.predicted_time`` writes.
+        figure: link to the figure.
+    """
     rows: Sequence[Mapping[str, Any]] = record["rows"]
     verdicts = []
     for task in dict.fromkeys(row["task"] for row in rows):

@@ -1,14 +1,15 @@
-"""Readings: different ways to compute the costs of an arm's searches from its records, without new training.
+"""Different ways to compute the cost of a configuration from the same recorded trials, without new training.
 
-The cost of a search is the number of fresh examples that its best trial needed to reach the target. There are
-five readings:
+Each configuration under comparison (arm) is tuned by several hyperparameter searches. The cost of a search is
+the number of fresh examples that its best trial needed to reach the target. A *reading* is one way to compute
+these costs. A verdict that depends on the reading is called fragile. There are five readings:
 
 * One takes the searches as they were run.
-* Two use only a part of the search space: the lower or the upper three quarters of each axis (on the axis's
-  own scale).
+* Two use only the trials in a part of the search space: the lower or the upper three quarters of each
+  hyperparameter's range. If the search used a log scale, so do these parts.
 * Two use easier targets, with 1.5 and 2 times the error (or a loss that is higher by 0.1 and 0.2). They take
-  the costs from the curves of the best trials at the original target, as the paper does for Fig. 4. If a
-  model that guesses would meet an easier target, this target is not used.
+  the costs from the training curves of the best trials at the original target, as the paper does for Fig. 4.
+  An easier target is not used if a model that guesses would meet it.
 
 The cost of a search may be known only up to bounds. If a search missed the target, its cost is at least the
 number of examples that it read. In a part of the space, another trial may be the best of its search. This
@@ -47,12 +48,13 @@ _UNKNOWN = Bounds(0, math.inf)
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to compute an arm's costs: as searched, in a part of the search space, or to an easier target.
+    """A way to compute a configuration's costs: from all trials, some of them, or for an easier target.
 
     Attributes:
         name: name in the report.
-        part: the part of each axis whose trials are counted.
-        step: how much easier the target is, see ``easier``; 0 for the original target.
+        part: limits of the hyperparameters of the trials that count. Each hyperparameter has a position in
+            its search range, from 0 (lower end) to 1 (upper end).
+        step: how much easier the target is, 1 or 2 (see ``easier``). The original target has 0.
     """
 
     name: str
@@ -60,11 +62,13 @@ class Reading:
     step: int = 0
 
     def costs(self, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
-        """Return the costs of an arm's searches in fresh examples, or None if the records lack them.
+        """Return the costs of one configuration in fresh examples, one for each hyperparameter search.
+
+        The result is None if the records do not contain the data for this way of computing costs.
 
         Args:
-            rows: rows of one arm.
-            curves: curves of the arm's best trials.
+            rows: all trials of the configuration.
+            curves: the metric during training, for the best trial of each search.
         """
         if self == AS_SEARCHED:
             return searched_costs(rows)
@@ -75,9 +79,10 @@ class Reading:
         return [_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
 
     def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
-        """Return the best metric of each search, over all evaluations of all counted trials.
+        """Return the best metric of each search, over all evaluations of the trials that this reading uses.
 
-        For an easier target, the result is None, because the target does not change the best metric.
+        The result is None for a reading with an easier target, because the target does not change the best
+        metric. It is also None for a part of the search space if no hyperparameters were searched.
         """
         if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
             return None
@@ -85,7 +90,10 @@ class Reading:
 
 
 def _bounds(search: Sequence[Row]) -> Bounds:
-    """Return bounds of the cost of a search's cheapest trial. A pruned trial costs more than its reads."""
+    """Return a lower and an upper bound of a search's lowest cost.
+
+    A trial that missed the target, e.g. because it was stopped early, costs at least what it read.
+    """
     counted = [row for row in search if row["counted"]]
     read = [row["fresh_examples"] for row in counted if counted_cost(row) is None]
     cheapest = lowest(map(counted_cost, counted))
@@ -107,17 +115,20 @@ def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Co
 
 
 def easier(metric: str, target: float, step: int, chance: float | None = None) -> float | None:
-    """Return an easier target: each step adds half of the original error, or 0.1 to a loss.
+    """Return a target that is easier to reach than the original target.
+
+    For an accuracy, each step adds half of the original error: 90 % becomes 85 % at step 1, and 80 % at step
+    2. For a loss, each step adds 0.1.
 
     Args:
         metric: name of the metric.
-        target: the target of the training.
+        target: the original target.
         step: 1 or 2.
-        chance: the metric of a model that guesses; by default 0, or no limit for a loss.
+        chance: the metric of a model that guesses. None stands for 0 for an accuracy, and for infinity for a
+            loss.
 
     Returns:
-        The easier target; None if guessing would meet it, because the cost would then be that of the first
-        evaluation.
+        The easier target, or None if a model that guesses would meet it.
     """
     if metric in LESS_IS_BETTER:
         value = target + _EASIER_LOSS * step
@@ -134,12 +145,12 @@ def _first_at(curve: Curve, target: float, metric: str) -> Bounds:
 
 
 def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """Return the searches of one arm, sorted by repeat."""
+    """Return the trials of one configuration by hyperparameter search, sorted by the search's number."""
     return sorted((repeat, search) for (_, repeat), search in searches(rows).items())
 
 
 def _were_searched(rows: Sequence[Row]) -> bool:
-    """Return whether the rows come from searches; other rows have only one reading."""
+    """Return whether the rows come from hyperparameter searches. Other rows allow only ``AS_SEARCHED``."""
     return all(row.get("positions") for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Hypothesis tests of the claims: on mean log costs, on ranks, and adjusted for the number of claims."""
+"""Hypothesis tests for the paper's claims: a t test, a rank test, and a correction for multiple tests."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,22 @@ _RESAMPLES = 20_000  # number of random splits if there are more possible splits
 
 
 def grid_variance(costs: Sequence[float], step: float) -> float:
-    """Return the smallest possible variance of log costs that are known only up to multiples of ``step``.
+    """Return the variance of log costs that is due to evaluating the model only every ``step`` examples.
 
-    A run meets the target somewhere between two evaluations, which are ``step`` examples apart. The error of
-    its cost is therefore uniform, with variance step^2 / 12. Divided by the squared cost, this is
-    approximately the variance of the log cost. The result is the average of this variance over the costs.
+    The cost of a run is the number of examples at its first evaluation that meets the target. The run in fact
+    met the target somewhere in the ``step`` examples before. The error of the cost is therefore uniform, with
+    variance step^2 / 12. Divided by the squared cost, this is approximately the variance of the log cost. The
+    result is the mean over all costs.
     """
     return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
 
 
 def less_p(difference: float, noise: Noise) -> float:
-    """Return the one-sided p value of the claim that the difference is below 0.
+    """Return the p value of a one-sided t test of whether the true difference between two means is below 0.
 
-    The standard error of the noise must be above 0.
+    Args:
+        difference: the measured difference between the means.
+        noise: the standard error of this difference, which must be above 0, and the degrees of freedom.
     """
     from scipy import special
 
@@ -33,7 +36,12 @@ def less_p(difference: float, noise: Noise) -> float:
 
 
 def power(difference: float, noise: Noise, level: float = 0.05) -> float:
-    """Return the probability that ``less_p`` is below the level, if the true difference has this value."""
+    """Return the power of the test ``less_p``: the probability that its p value is below ``level``.
+
+    Args:
+        difference: the true difference between the means, which is assumed.
+        noise: the standard error of the measured difference, and the degrees of freedom.
+    """
     from scipy import stats
 
     edge = stats.t.ppf(level, noise.freedom)
@@ -41,14 +49,16 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
 
 
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
-    """Return the one-sided p value of "the arm is cheaper than the baseline", by a permutation test of ranks.
+    """Return the p value of a one-sided rank test of whether a configuration costs less than the baseline.
 
-    The test compares the arm's rank sum with the rank sums of all splits of the runs into two groups. If
-    there are more than 20,000 splits, the test uses 20,000 random splits with a fixed seed.
+    The test is a permutation test. It compares the sum of the configuration's ranks with the sums after all
+    other ways of splitting the costs into two groups of the same sizes. If there are more than 20,000 ways,
+    the test uses 20,000 random ones with a fixed seed.
 
     Args:
-        costs: one cost per run or search; None if the target was missed, which counts as the worst rank.
-        baseline: costs of the baseline.
+        costs: one cost per run or hyperparameter search. None if the target was missed, which counts as the
+            highest cost.
+        baseline: the costs of the baseline, in the same form.
     """
     from scipy import stats
 
@@ -71,10 +81,10 @@ def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p values adjusted for their number (Holm 1979).
+    """Return p values that are corrected for multiple tests by Holm's method (1979).
 
-    If all claims with an adjusted p value below alpha are accepted, the probability that any of these claims
-    is false is at most alpha.
+    The correction controls the family-wise error rate. If all claims with a corrected p value below alpha are
+    accepted, the probability that any accepted claim is false is at most alpha.
     """
     adjusted: dict[str, float] = {}
     largest = 0.0

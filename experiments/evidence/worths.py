@@ -1,4 +1,7 @@
-"""Draw the figures of experiments/distance and experiments/repeat_value, which show the value of a repeat."""
+"""Draw how much a repeat is worth, from the results of experiments/distance and experiments/repeat_value.
+
+The value of a repeat is the number of new examples that one repeat replaces.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +19,14 @@ DISTANCES = {"batch": 16, **{f"buffer_{size}": size for size in (64, 256, 1024, 
 
 
 def _line(axes: Axes, x: Sequence[float], rows: list[dict[str, Any]], key: str, **look: Any) -> None:
-    """Draw values with their 95 % intervals."""
+    """Draw a line of values with their 95 % intervals as error bars."""
     worths = [row[key] for row in rows]
     errors = [[row[key] - row["low"] for row in rows], [row["high"] - row[key] for row in rows]]
     axes.errorbar(x, worths, errors, markersize=4, linewidth=1.1, capsize=2, **look)
 
 
 def draw_distance(results: Path, path: Path) -> None:
-    """Draw the value of a repeat at each distance, with one line per task."""
+    """Plot the value of a repeat against the distance between uses of an example, with one line per task."""
     with figure(3.6, path, "worth of a repeat by the distance of the uses of an example (e = 4)") as drawing:
         axes = drawing.subplots()
         for task, look in (("cifar10", "o-"), ("text", "s--")):
@@ -40,7 +43,7 @@ def draw_distance(results: Path, path: Path) -> None:
 
 
 def draw_equal_steps(results: Path, path: Path) -> None:
-    """Draw the value of a repeat along the runs, with one panel per task."""
+    """Plot the value of a repeat at several points during training, with one panel per task."""
     with figure(3.9, path, "worth of a repeat at equal steps (e = 2; dashed: e = 4)") as drawing:
         panels = drawing.subplots(1, 2)
         for axes, task in zip(panels, ("digits", "text"), strict=True):

@@ -1,16 +1,17 @@
-"""Test whether the numbers of fresh examples and steps predict wall time.
+"""Test whether the numbers of fresh examples and steps predict the wall time of training.
 
-The prediction for echoing factor e is T(e) = max(fresh(e) t_upstream, steps(e) t_step). Here t_upstream is
-the time to read a fresh example, and t_step is the time of a training step. To run the test:
+With echoing factor e, training uses each example e times. The predicted time until the target is T(e) =
+max(fresh(e) t_upstream, steps(e) t_step). Here fresh(e) is the number of examples that are read, and steps(e)
+is the number of steps. t_upstream is the time to read an example, and t_step is the time of a training step.
+To run the test:
 
     python scripts/cifar10_shards.py DATA SHARDS
     python -m experiments.fig4.predicted_time SHARDS
 
-The numbers fresh(e) and steps(e) to the target come from committed records, from the first search or seed of
-each factor. The test then trains the same runs again, one after another, with reads and steps slowed down to
-a fixed pace. A step sleeps until ``STEP_S`` seconds have passed, like a CPU that waits for a GPU. The reads
-of digits are slowed down by a source that sleeps. CIFAR-10 comes from ``scripts/slow_store.py`` at a limited
-rate.
+The numbers fresh(e) and steps(e) come from committed records, from the first search or seed of each factor.
+The test then trains the same runs again, one after another, with reads and steps slowed down to a fixed pace.
+A step sleeps until ``STEP_S`` seconds have passed, like a CPU that waits for a GPU. The reads of digits are
+slowed down by a source that sleeps. CIFAR-10 comes from ``scripts/slow_store.py`` at a limited rate.
 """
 
 import argparse
@@ -48,7 +49,7 @@ PORT = 8765  # the port in conf/experiment/fig4.yaml
 
 
 class Paced:
-    """A source that returns at most one example per ``example_s`` seconds."""
+    """A dataset that returns at most one example per ``example_s`` seconds."""
 
     def __init__(self, columns: dict[str, Any], example_s: float) -> None:
         self._columns, self._example_s, self._due = columns, example_s, 0.0
@@ -65,9 +66,13 @@ class Paced:
 
 @contextmanager
 def paced(example_s: float | None) -> Iterator[None]:
-    """Slow down the training steps of each task and, if a time is given, the reads of its source.
+    """Context manager in which training steps, and optionally reads, have a fixed minimum duration.
 
-    A step extends from the computation of the loss to the update of the weights.
+    A step takes at least ``STEP_S`` seconds, from the computation of the loss to the update of the weights. A
+    known duration is necessary to predict the time of a whole run.
+
+    Args:
+        example_s: minimum seconds per read; None does not slow down reads.
     """
     began = 0.0
 
@@ -89,7 +94,7 @@ def paced(example_s: float | None) -> Iterator[None]:
 
 @contextmanager
 def store(shards: Path, example_s: float) -> Iterator[None]:
-    """Serve the shards from another process, at a rate that corresponds to ``example_s`` per example."""
+    """Context manager that serves tar shards over http, at one example per ``example_s`` seconds."""
     with tarfile.open(shards / "train-00.tar") as archive:
         examples = sum(name.endswith(".png") for name in archive.getnames())
     kilobytes = (shards / "train-00.tar").stat().st_size / examples / 1024
@@ -103,7 +108,7 @@ def store(shards: Path, example_s: float) -> Iterator[None]:
 
 
 def train(task: str, factor: int, row: dict[str, Any]) -> dict[str, Any]:
-    """Train the run of a recorded row again, and return its cost to the target."""
+    """Repeat a recorded run, and return its cost to the target: fresh examples, steps and seconds."""
     base = [f"experiment={EXPERIMENTS[task]}", f"task={task}"]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         arms = compose("config", overrides=base).search.arms
@@ -115,7 +120,14 @@ def train(task: str, factor: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(task: str, ratio: float, factor: int, shards: Path) -> dict[str, Any]:
-    """Measure one cell, that is, one task, ratio R and factor e."""
+    """Measure the time of one training run to its target, and return it together with the predicted time.
+
+    Args:
+        task: name of the task.
+        ratio: R, the time to read a batch divided by the time of a training step.
+        factor: echoing factor e.
+        shards: folder of the CIFAR-10 shards.
+    """
     # Use the first search or seed of the factor.
     row = best_trials(read_rows(RESULTS / EXPERIMENTS[task] / task / "trials.json"))[f"e{factor}", 0]
     example_s = ratio * STEP_S / BATCH_SIZE

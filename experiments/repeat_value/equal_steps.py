@@ -1,11 +1,15 @@
 """Measure the value of a repeat at equal steps: ``python -m experiments.repeat_value.equal_steps TASK``
 
-The value, or worth, of a repeat is the number of new examples that one repeat replaces. A model is trained
-without echoing. At each checkpoint of this run, several branches continue the training:
+The value of a repeat, or its worth, is the number of new examples that one repeat replaces. To measure it, a
+model is trained without repeats. At several checkpoints, copies of the model continue training in different
+ways, which are called branches:
 
-* One branch uses new examples.
-* Others use the same number of new examples and an echo variant at echoing factor e.
-* Another uses e times as many new examples, so it takes as many steps as the echoed branches.
+* Branch A trains on 16 new batches, once.
+* Branch B trains on the examples of these 16 batches, e times each. There is one branch B for each echo
+  variant and echoing factor e.
+* Branch C trains on 16 e new batches, once. It takes as many steps as branch B.
+
+Let L be the validation loss after a branch. The value of a repeat is (L_A - L_B) / (L_A - L_C).
 
 README.md has the decision rule. The result of each run is written to a file. After an interruption, the same
 command therefore continues with the remaining runs. The tables are written after the last run.
@@ -43,16 +47,21 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Subject:
-    """A task of the experiment, with its settings.
+    """A task on which the experiment runs, with its settings.
+
+    During training, copies of the model continue from several checkpoints, with and without repeats. These
+    continuations are called branches.
 
     Attributes:
-        overrides: overrides of the config, in addition to ``data.path``.
-        variants: echo variants. Text has no augmentation, so example echoing has a single variant there.
-        checkpoints: numbers of fresh examples, in whole batches, after which branches start.
-        fresh: number of new examples of an echoed branch, which is 16 batches.
-        continuations: number of times that each branch is repeated, with different next examples.
-        noise: whether to measure AdaScale's sigma^2 and mu^2, with sigma^2 split into the noise between
-            examples and the noise between augmented copies.
+        overrides: config overrides for the task. The command line adds the ``data.path``.
+        variants: echo variants that are tested. Text has no augmentation, so example echoing has only one
+            variant there.
+        checkpoints: where branches start, as numbers of examples that the model has read. Each is a whole
+            number of batches.
+        fresh: number of distinct examples in a branch with repeats (16 batches).
+        continuations: how often each branch is trained, each time on different examples.
+        noise: whether to measure the gradient noise at each checkpoint: AdaScale's sigma^2 and mu^2. The
+            noise sigma^2 is split into the noise between examples and the noise between augmented copies.
     """
 
     overrides: tuple[str, ...]
@@ -84,23 +93,28 @@ SUBJECTS = {
 
 
 def workload(subject: Subject, overrides: Sequence[str]) -> Workload:
-    """Build the task with its learning rate, momentum and batch size."""
+    """Return the task and its config, ready for training."""
     config = config_of([*subject.overrides, *overrides])
     return Workload(config, build_task(config))
 
 
 def branches_of(subject: Subject) -> list[tuple[str, int, int]]:
-    """Return the branches of a task, which are the continuations that start at each checkpoint.
+    """Return the branches: the ways in which training continues from a checkpoint, with and without repeats.
 
-    A branch is a tuple of the echo variant, the echoing factor, and the number of new examples. This number
-    is a multiple of the number in an echoed branch.
+    Returns:
+        Tuples of the echo variant, the echoing factor, and the number of distinct examples divided by
+        ``subject.fresh``.
     """
     new = [("none", 1, times) for times in (1, *FACTORS)]
     return new + [(variant, factor, 1) for factor in FACTORS for variant in subject.variants]
 
 
 def run(work: Workload, subject: Subject, seed: int) -> list[Row]:
-    """Train once without echoing, start branches at each checkpoint, and return one row per branch."""
+    """Train once without repeats, and continue from each checkpoint in all branches.
+
+    Returns:
+        One row for each branch at each checkpoint.
+    """
     torch.manual_seed(seed)
     model = work.task.build_model()
     optimizer = make_optimizer(work.config, model)
@@ -131,11 +145,12 @@ def _branches(
     length: int,
     at: tuple[int, int],
 ) -> list[Row]:
-    """Return the mean loss after each branch, all of which start from copies of the same model and optimizer.
+    """Continue training from one checkpoint in every branch, and return a row with the mean loss of each.
 
-    Each branch is trained several times, once per continuation. Within a continuation, all branches read the
-    same first examples, with the same augmentation at first use. The branches can therefore be compared in
-    pairs.
+    All branches start from copies of the same model and optimizer. Each branch is trained
+    ``subject.continuations`` times, each time on different examples. In one such repetition, all branches
+    begin with the same examples, and augment them in the same way at their first use. The losses of two
+    branches can therefore be compared in pairs.
     """
     losses: dict[tuple[str, int, int], list[float]] = {branch: [] for branch in branches_of(subject)}
     for continuation in range(subject.continuations):
@@ -164,10 +179,12 @@ class Interval(NamedTuple):
 def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | None:
     """Return mean(above) / mean(below) with Fieller's confidence interval.
 
-    The interval contains every ratio r that Student's t test does not reject. With d = above - r below and n
-    runs, the test does not reject r if mean(d)^2 <= t^2 var(d) / n. Let A and B be the means of ``above`` and
-    ``below``, s_aa and s_bb their variances, and s_ab their covariance. Then this condition is a quadratic
-    inequality in r::
+    Both arrays have one value for each of n runs, in the same order. Let A and B be the means of ``above``
+    and ``below``, s_aa and s_bb their sample variances over the runs, and s_ab their sample covariance.
+
+    The interval contains every ratio r that Student's t test does not reject. The test asks whether the
+    differences d = above - r below have the mean 0. It does not reject r if mean(d)^2 <= t^2 var(d) / n,
+    where t is the critical value. With the definitions above, this condition is a quadratic inequality in r::
 
         (B^2 - t^2 s_bb / n) r^2 - 2 (A B - t^2 s_ab / n) r + (A^2 - t^2 s_aa / n) <= 0
 
@@ -178,8 +195,8 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
         level: level of the test, e.g. 0.05 for a 95 % interval.
 
     Returns:
-        The ratio and its interval; None if the mean of ``below`` is not significantly above 0, because the
-        interval is then unbounded.
+        The ratio and its interval. None if a value is infinite or NaN, or if the mean of ``below`` is not
+        significantly above 0, because the interval is then unbounded.
     """
     if not (np.isfinite(above).all() and np.isfinite(below).all()):
         return None
@@ -195,7 +212,11 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
 
 
 def decide(interval: Interval | None) -> str:
-    """Return whether the whole interval lies at or above 0.9, below it, or neither."""
+    """Return the verdict on whether the value of a repeat is at least 0.9.
+
+    The verdict is "holds" if the whole interval lies at or above 0.9, and "does not hold" if it lies below.
+    Otherwise the verdict is "not decided".
+    """
     if interval is None:
         return OPEN
     if interval.low >= AT_LEAST:
@@ -204,10 +225,15 @@ def decide(interval: Interval | None) -> str:
 
 
 def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers:
-    """Return how much lower the loss is after a branch than after the branch of new examples alone: [runs].
+    """Return how much lower the loss is after a branch than after branch A, for each run: [runs].
 
-    The branch of new examples alone has no echoing and the same number of new examples as an echoed branch.
-    The runs are in the order of their seeds.
+    A branch is a way to continue training from a checkpoint. Branch A uses 16 new batches once, without
+    repeats. The runs are in the order of their seeds.
+
+    Args:
+        rows: results of all runs.
+        at: the checkpoint, as the number of examples that the model has read.
+        branch: echo variant, echoing factor, and number of new examples as in ``branches_of``.
     """
     of_branch = {
         (row["seed"], row["echo_variant"], row["echo_factor"], row["times_new"]): row["loss_after"]
@@ -219,7 +245,11 @@ def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers
 
 
 def readings(rows: Sequence[Row]) -> list[Row]:
-    """Return one row for each echoed branch and checkpoint, and a last row with the task's verdict."""
+    """Compute the value of a repeat for each branch with repeats at each checkpoint, and the verdict.
+
+    Returns:
+        One row for each of these branches and checkpoints, and a last row with the task's verdict.
+    """
     checkpoints = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
     number = sum(at <= LAST_DECIDED for at in checkpoints) * len(FACTORS)
@@ -248,12 +278,19 @@ def readings(rows: Sequence[Row]) -> list[Row]:
 
 
 def correlations(rows: Sequence[Row]) -> list[Row]:
-    """Correlate gradient noise with the value of a repeat, in the three ways that README.md describes.
+    """Return three rank correlations between the noise of the gradient and the value of a repeat.
 
-    The value of a repeat is computed for each run and checkpoint. It is the gain from repeats divided by the
-    mean gain from as many new examples, where a gain is a reduction of the loss. The signal is mu^2 divided
-    by the part of sigma^2 that a repeat has in common with its first use. Here mu is the mean gradient, and
-    sigma^2 is the noise of the gradient of one example.
+    The value of a repeat is the loss reduction by repeats, divided by the mean loss reduction by as many new
+    examples. The signal-to-noise ratio is mu^2, the squared norm of the mean gradient, divided by a variance
+    of the gradient. This variance is the part of the noise that a repeat shares with the first use of the
+    example.
+
+    The correlations are:
+
+    * Over the checkpoints of a run, between the signal-to-noise ratio and the value of a repeat.
+    * Over runs at the same checkpoint, between the same two quantities.
+    * Over the checkpoints of a run, between the noise of augmented copies (relative to mu^2) and the
+      additional value of repeats that are augmented separately.
     """
     positions = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
@@ -270,7 +307,7 @@ def correlations(rows: Sequence[Row]) -> list[Row]:
             for at in positions
         ]).T  # fmt: skip
     along = np.mean([_ranks_of_rows(signal[branch], worth[branch]) for branch in echoed], axis=0)
-    beyond = [_beyond(signal[branch], worth[branch]) for branch in echoed]  # each is [runs, runs]
+    beyond = [_correlation_terms(signal[branch], worth[branch]) for branch in echoed]  # each is [runs, runs]
     new = [worth[BEFORE, e] - worth["example_after_augmentation", e] for e in FACTORS]
     split = np.mean([_ranks_of_rows(-square / within, one) for one in new], axis=0)
     return [
@@ -285,10 +322,15 @@ def _ranks_of_rows(ours: Numbers, theirs: Numbers) -> Numbers:
     return np.array([stats.spearmanr(*pair).statistic for pair in zip(ours, theirs, strict=True)])
 
 
-def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
-    """Return the contribution of each pair of runs to the rank correlation over runs: [runs, runs].
+def _correlation_terms(signal: Numbers, worth: Numbers) -> Numbers:
+    """Return a matrix [runs, runs] whose trace is the rank correlation of ``signal`` and ``worth`` over runs.
 
-    The correlation is computed at each checkpoint and averaged over checkpoints.
+    Element [i, j] combines the signal of run i with the worth in run j. The correlation is computed at each
+    checkpoint and averaged over checkpoints.
+
+    Args:
+        signal: signal-to-noise ratio of the gradient, [runs, checkpoints].
+        worth: value of a repeat, [runs, checkpoints].
     """
 
     def standardised(values: Numbers) -> Numbers:
@@ -302,10 +344,13 @@ def _beyond(signal: Numbers, worth: Numbers) -> Numbers:
 
 
 def _permuted(products: Numbers) -> Row:
-    """Return the correlation and its one-sided p value.
+    """Return the rank correlation over runs and its one-sided p value, by a permutation test.
 
-    The p value comes from a permutation test. A permutation assigns the gradient noise of one run to the
-    branches of another run.
+    The test compares the correlation with those after random permutations. Each permutation combines the
+    gradient noise of one run with the value of a repeat in another run.
+
+    Args:
+        products: the result of ``_correlation_terms``.
     """
     runs, rng = np.arange(len(products)), np.random.default_rng(0)
     found = float(products[runs, runs].sum())

@@ -1,7 +1,7 @@
-"""Training and measurements of equal_steps.py: train one epoch over chosen rows, and measure gradient noise.
+"""Training and measurements for equal_steps.py, which measures how much a repeated example is worth.
 
-The gradient noise is split into two components: the noise between examples and the noise between augmented
-copies of an example.
+A model is trained for one epoch on selected examples. The noise of its gradient is split into two components:
+the noise between examples and the noise between augmented copies of an example.
 """
 
 import math
@@ -28,10 +28,10 @@ Rows = NDArray[np.int64]
 
 
 class Noise(NamedTuple):
-    """The components of the gradient of one example with one augmentation.
+    """The variances of the gradient of one augmented example, and the squared norm of its mean.
 
     Attributes:
-        between: variance over examples of the gradient that is averaged over all augmentations of an example.
+        between: variance, over examples, of the gradient averaged over all augmentations of an example.
         within: variance over the augmentations of an example, averaged over examples.
         square: mu^2, the squared norm of the mean over all examples and augmentations.
     """
@@ -42,24 +42,26 @@ class Noise(NamedTuple):
 
 
 def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
-    """Estimate the components of gradient noise without bias.
+    """Estimate the noise components and the squared mean of a gradient without bias (see ``Noise``).
 
     There are m examples with k augmented copies each. Let g_ij be the gradient of copy j of example i, g_i
-    the mean over the copies of an example, and g the mean of all gradients. The estimates are::
+    the mean over the copies of example i, and g the mean of all gradients. The estimates of ``within``,
+    ``between`` and mu^2, the squared norm of the mean gradient, are::
 
         within  = sum_ij |g_ij - g_i|^2 / (m (k - 1))
-        v       = sum_i |g_i - g|^2 / (m - 1)     of the mean of k copies: between + within / k
+        v       = sum_i |g_i - g|^2 / (m - 1)
         between = v - within / k
         mu^2    = |g|^2 - v / m
 
-    The estimate of ``within`` is never negative, but ``between`` and mu^2 can be.
+    Here v is the variance of g_i. Its expected value is between + within / k. The estimate of ``within`` is
+    never negative, but the estimates of ``between`` and mu^2 can be.
 
     The method is a one-way analysis of variance with random effects, summed over parameters. The sum between
-    + within is sigma^2 of a batch of one example (``adascale/estimators.py``). A batch of b examples has 1 /
-    b of this sigma^2.
+    + within is AdaScale's sigma^2 for a batch of one example (``adascale/estimators.py``). For a batch of b
+    examples, the noise is sigma^2 / b.
 
     Args:
-        blocks: gradients [examples, copies, parameters] of independent examples; every block has the same
+        blocks: gradients [examples, copies, parameters] of independent examples. Every block has the same
             number of copies, at least two.
     """
     examples, copies = 0, 0
@@ -84,7 +86,7 @@ def example_gradients(
     """Compute the gradient of each example's loss separately: [examples, parameters].
 
     Args:
-        model: a model without operations across the batch, such as batch norm.
+        model: a model without operations across the batch (no batch norm).
         loss: as ``Task.loss``.
         batch: tensors whose first axis is the examples.
     """
@@ -100,7 +102,10 @@ def example_gradients(
 
 
 def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> Rows:
-    """Return the next rows in a different order: the rest of the current epoch, then epochs of all rows."""
+    """Return the indices of the next examples in random order.
+
+    The first are those of the current epoch, ``rest``. Whole epochs of ``length`` examples follow.
+    """
     rows = rng.permutation(rest)
     while len(rows) < number:
         rows = np.concatenate([rows, rng.permutation(length)])
@@ -109,7 +114,7 @@ def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> 
 
 @dataclass
 class Workload:
-    """A task, its config, and functions that train and measure a model on them."""
+    """A task and its config, with methods that train and measure a model on them."""
 
     config: Config
     task: Task
@@ -125,10 +130,9 @@ class Workload:
         shuffle_buffer: int = 0,
         seed: int,
     ) -> None:
-        """Train one epoch over these rows, in the given order.
+        """Train for one epoch on the examples with the given indices, in the given order.
 
-        If a shuffle buffer is used, it changes the order. The buffer is emptied at the end, so that every
-        repeat is used.
+        A shuffle buffer changes the order. The buffer is emptied at the end, so that every repeat is used.
         """
         loader = EchoLoader(
             {name: column[rows] for name, column in self.task.source.items()},
@@ -148,7 +152,7 @@ class Workload:
             optimizer.step()
 
     def loss(self, model: nn.Module) -> float:
-        """Return the cross entropy on the validation split; it is infinite after divergence."""
+        """Return the cross entropy on the validation split, which is infinite after divergence."""
         metrics = measure(self.task, model, "validation", torch.device("cpu"), self.config.precision)
         model.train()
         found = metrics["cross_entropy"]

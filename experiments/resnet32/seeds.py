@@ -1,6 +1,6 @@
-"""Compare the final accuracies of ResNet-32 by seed: ``python -m experiments.resnet32.seeds``.
+"""Compare the accuracies of ResNet-32 with and without echoing: ``python -m experiments.resnet32.seeds``.
 
-The decision rules are in README.md.
+Runs with the same seed are compared in pairs. The decision rules are in README.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 
 def read_ends(sweep: Path) -> list[dict[str, Any]]:
-    """Read a row for each finished run of a sweep, from its folders ARM/REPEAT/0."""
+    """Return one row for each finished run of a sweep, read from the folders ``<arm>/<repeat>/0``."""
     rows = []
     for path in sorted(sweep.glob("*/*/*/summary.json")):
         summary = json.loads(path.read_text())
@@ -53,7 +53,10 @@ def read_ends(sweep: Path) -> list[dict[str, Any]]:
 
 
 def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
-    """Add a sweep's runs to the recorded runs, and return the file. Several machines may share the sweep."""
+    """Add the final results of a sweep's runs to the recorded results, and return their file.
+
+    Several machines may each run a part of the sweep, because earlier results stay in the file.
+    """
     experiment = json.loads((sweep / "design.json").read_text())["experiment"]
     ends = results / experiment / "cifar10" / "ends.json"
     known = json.loads(ends.read_text()) if ends.exists() else []
@@ -65,8 +68,12 @@ def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
 def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
     """Return the number of fresh examples at which the accuracy first crosses the target.
 
-    Accuracy is interpolated linearly between evaluations. The result is None if the accuracy never crosses
-    the target.
+    Args:
+        curve: pairs of fresh examples and accuracy, one for each evaluation. Between evaluations, the
+            accuracy is interpolated linearly.
+
+    Returns:
+        The number, or None if the accuracy never crosses the target.
     """
     for (before, low), (after, high) in itertools.pairwise(curve):
         if low < TARGET <= high:
@@ -75,7 +82,13 @@ def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
 
 
 def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
-    """Return the mean difference in percentage points with its interval, and the verdict of the rule."""
+    """Return the mean difference of two configurations in percentage points, and the verdict, both as text.
+
+    Args:
+        differences: the differences of their accuracies, one per seed.
+        margin: the largest loss of accuracy with which the first configuration still counts as "no worse".
+            With 0, this verdict does not occur.
+    """
     if len(differences) < 2:
         return "-", "not decided"
     low, high = mean_interval(differences, 0.95)
@@ -90,7 +103,7 @@ def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
 
 
 def by_arm(rows: Sequence[Row], key: str) -> tuple[dict[str, dict[int, Any]], list[int]]:
-    """Return one value of each row by arm and seed, and the list of all seeds."""
+    """Return the value ``key`` of each run, by configuration and seed, and the list of all seeds."""
     found: dict[str, dict[int, Any]] = defaultdict(dict)
     for row in rows:
         found[row["arm"]][row["repeat"]] = row[key]
@@ -98,7 +111,7 @@ def by_arm(rows: Sequence[Row], key: str) -> tuple[dict[str, dict[int, Any]], li
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return two Markdown tables: the test accuracy by seed, and the paired differences between arms."""
+    """Return two Markdown tables: test accuracies by seed, and the differences between configurations."""
     test, seeds = by_arm(rows, "test")
     accuracies = [
         (arm, *(f"{of[seed]:.4f}" if seed in of else "-" for seed in seeds)) for arm, of in test.items()
@@ -115,7 +128,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cost_table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table: the fresh examples to 91 % by seed, and the paired ratio to the baseline."""
+    """Return a Markdown table: the fresh examples to 91 % accuracy by seed, and the ratio to the baseline."""
     costs, seeds = by_arm(rows, "to_91")
     lines = []
     for arm, of_seeds in costs.items():
@@ -127,10 +140,15 @@ def cost_table(rows: Sequence[Row]) -> str:
 
 
 def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[str, str]:
-    """Return the ratio of geometric means with its interval, and the verdict of the rule.
+    """Return the ratio of a configuration's costs to the baseline's, and the verdict, both as text.
+
+    The ratio is a geometric mean over seeds, with its 95 % interval. The verdict is "fewer" or "more" if the
+    whole interval lies below or above 1, and "not decided" otherwise. If a run missed the target, there is no
+    ratio.
 
     Args:
-        pairs: the costs of an arm and of the baseline, one pair per seed; None if the target was missed.
+        pairs: for each seed, the number of fresh examples to the target of the configuration and of the
+            baseline. None stands for a run that missed the target.
     """
     logs = [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
     if len(logs) < len(pairs) or len(logs) < SEEDS or not any(logs):

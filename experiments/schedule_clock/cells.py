@@ -1,4 +1,7 @@
-"""Print the ratios of schedule_clock: ``python -m experiments.schedule_clock.cells``."""
+"""Print how many fresh examples echoing saves with different learning-rate schedules.
+
+Run: ``python -m experiments.schedule_clock.cells``
+"""
 
 import itertools
 import math
@@ -11,19 +14,19 @@ from adaecho.records.trials import read_rows
 
 SEEDS = 5
 # For each seed, the number of fresh examples, and whether the target was reached.
-Cell = Mapping[int, tuple[float, bool]]
+CostsBySeed = Mapping[int, tuple[float, bool]]
 
 
-def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
-    """Return the cell of every arm, by the arm's name.
+def costs_by_arm(results: Path, *, final_counts: bool = False) -> dict[str, CostsBySeed]:
+    """Return the cost of each configuration (arm) to reach the target, by the configuration's name.
 
-    An arm is one configuration under comparison. Its cell contains, for each seed, the number of fresh
-    examples and whether the run reached the target. Two arms come from another record and are renamed to fit
-    this experiment.
+    The cost of a configuration has one entry per seed: the number of fresh examples, and whether the run
+    reached the target. If the run missed the target, the number is what it read in total. Two configurations
+    come from the experiment cifar10_depth8_80, and are renamed to match the others.
 
     Args:
-        results: folder of the records.
-        ends: whether a run also counts as reaching the target if only its final accuracy meets it.
+        results: folder of the recorded results of all experiments.
+        final_counts: whether a run also counts as reaching the target if only its final accuracy meets it.
     """
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for record in ("schedule_clock", "schedule_clock_e4", "cifar10_depth8_80"):
@@ -35,23 +38,25 @@ def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
             if row["repeat"] < SEEDS:
                 reached = row["to_target_fresh_examples"] is not None
                 cost = row["to_target_fresh_examples"] if reached else row["fresh_examples"]
-                reached |= ends and (row.get("final_accuracy") or 0) >= row["target_value"]
+                reached |= final_counts and (row.get("final_accuracy") or 0) >= row["target_value"]
                 found.setdefault(name, {})[row["seed"]] = (float(cost), reached)
     found["baseline_7000"] = found.pop("baseline")
     # All arms must have the same seeds, because ratios are paired by seed.
-    assert all(list(cell) == list(found["baseline_7000"]) for cell in found.values())
+    assert all(list(by_seed) == list(found["baseline_7000"]) for by_seed in found.values())
     return found
 
 
-def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
-    """Return the ratio of costs, and whether it lies above or below 1, both as text.
+def ratio(ours: CostsBySeed, theirs: CostsBySeed) -> tuple[str, str]:
+    """Return the ratio of two configurations' costs, and whether it lies above or below 1, both as text.
 
-    If all runs reached the target, the ratio has an interval. Otherwise the ratio is a bound, or unknown.
+    A cost is a number of fresh examples, and the ratio is a geometric mean over seeds. If all runs reached
+    the target, the ratio has a 95 % interval. If runs of only one configuration missed the target, the ratio
+    is a bound, e.g. ``>0.72``. If runs of both missed the target, the ratio is unknown.
     """
     logs = [math.log(ours[seed][0] / theirs[seed][0]) for seed in theirs]
     mean = fmean(logs)
     missed = {
-        side for side, cell in (("ours", ours), ("theirs", theirs)) for _, ok in cell.values() if not ok
+        side for side, by_seed in (("ours", ours), ("theirs", theirs)) for _, ok in by_seed.values() if not ok
     }
     if missed:
         above = "theirs" not in missed and all(log > 0 for log in logs)
@@ -64,29 +69,45 @@ def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
     return words, "below 1" if high < 0 else "above 1" if low > 0 else "not decided"
 
 
-def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
-    """Return, for each seed, the cost in the cell that is the cheapest on average over the other seeds.
+def tuned(found: Mapping[str, CostsBySeed], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
+    """Return the costs of the best configuration, chosen for each seed by the results of the other seeds.
 
-    A cell contains the costs of one arm. The second result is the list of the names of the chosen cells. The
-    choice for a seed ignores the cost of that seed, so the result is not biased by the choice.
+    The choice for a seed ignores the cost of that seed, so the result is not biased by the choice. The best
+    configuration has the lowest geometric mean cost, among those that always reached the target.
+
+    Args:
+        found: the result of ``costs_by_arm``.
+        prefix: start of the names of the configurations to choose from.
+
+    Returns:
+        The cost by seed, and the names of the chosen configurations.
     """
     costs, chosen = {}, []
     for left_out in found["baseline_7000"]:
         means = {
-            name: fmean(math.log(cost) for seed, (cost, _) in cell.items() if seed != left_out)
-            for name, cell in found.items()
-            if name.startswith(prefix) and all(ok for seed, (_, ok) in cell.items() if seed != left_out)
+            name: fmean(math.log(cost) for seed, (cost, _) in by_seed.items() if seed != left_out)
+            for name, by_seed in found.items()
+            if name.startswith(prefix) and all(ok for seed, (_, ok) in by_seed.items() if seed != left_out)
         }
         chosen.append(min(means, key=lambda name: means[name]))
         costs[left_out] = found[chosen[-1]][left_out]
     return costs, chosen
 
 
-def table(found: Mapping[str, Cell]) -> list[str]:
-    """Return the lines of a table of cost ratios.
+def table(found: Mapping[str, CostsBySeed]) -> list[str]:
+    """Return the rows of a Markdown table of cost ratios.
 
-    A row has three ratios: for repeats alone, for a schedule that counts steps instead of fresh examples, and
-    for repeats and schedule together. The last row of each echoing factor has the ratio for the best arm (see
+    A cost is the number of fresh examples to the target. Each row has three ratios for an echoing factor and
+    a length of the learning-rate decay:
+
+    1. Effect of the repeats: the cost with echoing divided by the cost without. The learning rate decays with
+       the number of fresh examples.
+    2. Effect of the schedule: with echoing, the cost of a decay with the number of steps divided by the cost
+       of a decay with the number of fresh examples.
+    3. Both effects: the cost with echoing and a decay with the number of steps, divided by the cost without
+       echoing.
+
+    The last row of each factor compares the best configuration with echoing to the best one without (see
     ``tuned``).
     """
     lines: list[str] = []
@@ -105,5 +126,5 @@ def table(found: Mapping[str, Cell]) -> list[str]:
 
 
 if __name__ == "__main__":
-    for counts_ends in (False, True):
-        print(f"ends count: {counts_ends}", *table(cells(Path("results"), ends=counts_ends)), sep="\n")
+    for final in (False, True):
+        print(f"ends count: {final}", *table(costs_by_arm(Path("results"), final_counts=final)), sep="\n")

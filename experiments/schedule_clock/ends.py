@@ -1,7 +1,9 @@
 """Estimate the cost of 80 % accuracy from complete runs: ``python -m experiments.schedule_clock.ends``.
 
-Each run decays its learning rate over N steps, and only its final accuracy is used. The cost follows from a
-line that fits accuracy against log N. The decision rule is in README.md.
+The cost is the number of fresh examples that training must read. Each run decays its learning rate over N
+steps, and only its final accuracy is used. For each echoing factor e, a line is fitted to the final accuracy
+against log N. The line reaches 80 % at some N, and N steps read N / e batches of fresh examples. The decision
+rule is in README.md.
 """
 
 import math
@@ -26,22 +28,28 @@ Row = Mapping[str, Any]
 
 
 class Cost(NamedTuple):
-    """Where the line that fits accuracy against log N crosses the target.
+    """The estimated number of steps to reach the target accuracy with one echoing factor.
+
+    Each run takes N steps. A line is fitted to the final accuracies of the runs, against log N. The estimate
+    is the value of N at which this line crosses the target.
 
     Attributes:
-        steps: N at the crossing; None if the line does not rise.
-        among: whether the crossing lies in the range of N of the runs, or at most a tenth outside.
+        steps: the estimate; None if the line does not rise with N.
+        in_range: whether the estimate lies between the smallest and the largest N of the runs, or outside by
+            at most a factor of 1.1.
     """
 
     steps: float | None
-    among: bool
+    in_range: bool
 
 
 class Ratio(NamedTuple):
-    """The cost of an echoed arm divided by the cost without echoing, with its interval and verdict.
+    """The number of fresh examples to the target with echoing, divided by the number without echoing.
 
-    Each cost is the point where a line through the accuracies crosses the target. The numbers are None if one
-    of the two lines does not cross the target.
+    Attributes:
+        ratio: the ratio; None if it cannot be estimated.
+        low, high: 95 % interval of the ratio; None if the ratio cannot be estimated.
+        verdict: saves, costs more, or not decided.
     """
 
     ratio: float | None
@@ -51,7 +59,7 @@ class Ratio(NamedTuple):
 
 
 def cost(rows: Sequence[Row], factor: int) -> Cost:
-    """Return the cost at one echoing factor, from a line that is fitted by least squares."""
+    """Estimate the number of steps to the target with one echoing factor, by a least-squares fit."""
     ours = [row for row in rows if row["echo_factor"] == factor]
     steps = [row["steps"] for row in ours]
     slope, level = np.polyfit(np.log(steps), [row["final_accuracy"] for row in ours], 1)
@@ -62,36 +70,37 @@ def cost(rows: Sequence[Row], factor: int) -> Cost:
 
 
 def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
-    """Return the log ratio of fresh examples at ``factor`` to those at 1, and whether both can be trusted.
+    """Return log(fresh examples to the target with echoing / fresh examples without echoing).
 
-    A cost is the number of steps N at which the fitted line crosses the target. Both costs can be trusted if
-    each crossing lies in the range of N of its runs, or at most a tenth outside.
+    Returns:
+        The logarithm, and whether it is reliable. It is reliable if neither number is extrapolated far (see
+        ``Cost.in_range``). If one of the numbers cannot be estimated, the result is (nan, False).
     """
     ours, theirs = cost(rows, factor), cost(rows, 1)
     if ours.steps is None or theirs.steps is None:
         return math.nan, False
-    return math.log(ours.steps / factor / theirs.steps), ours.among and theirs.among
+    return math.log(ours.steps / factor / theirs.steps), ours.in_range and theirs.in_range
 
 
 def ratio(rows: Sequence[Row], factor: int) -> Ratio:
-    """Return the ratio with its jackknife interval over seeds."""
+    """Return the ratio of fresh examples with and without echoing, with a jackknife interval over seeds."""
     seeds = sorted({row["seed"] for row in rows})
     if len(seeds) < 2:
         return Ratio(None, None, None, "not decided")
-    whole, among = log_ratio(rows, factor)
+    whole, in_range = log_ratio(rows, factor)
     without = [log_ratio([row for row in rows if row["seed"] != seed], factor) for seed in seeds]
-    if not all(math.isfinite(one) for one, _ in (*without, (whole, among))):
+    if not all(math.isfinite(one) for one, _ in (*without, (whole, in_range))):
         return Ratio(None, None, None, "not decided")
     pseudo = [len(seeds) * whole - (len(seeds) - 1) * one for one, _ in without]
     low, high = mean_interval(pseudo, 0.95)
     verdict = "saves" if high < 0 else "costs more" if low > 0 else "not decided"
-    if len(seeds) < SEEDS or not all((among, *(one for _, one in without))):
+    if len(seeds) < SEEDS or not all((in_range, *(one for _, one in without))):
         verdict = "not decided"
     return Ratio(math.exp(whole), math.exp(low), math.exp(high), verdict)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return Markdown tables: one of the final accuracies by seed, and one of costs and ratios."""
+    """Return two Markdown tables: the final accuracies by seed, and the costs and their ratios."""
     seeds = sorted({row["repeat"] for row in rows})
     ends = defaultdict(dict)
     for row in rows:

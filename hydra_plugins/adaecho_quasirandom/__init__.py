@@ -1,8 +1,8 @@
 """Hydra plugins: ``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``.
 
-Every Hydra app on the machine imports this file, so it imports little. It must not use
-``from __future__ import annotations``: Hydra 1.3 executes a plugin before it is in ``sys.modules``, and
-dataclasses then fail.
+Every Hydra app on the machine imports this file, so it must import quickly. It must not use
+``from __future__ import annotations``. Hydra 1.3 executes a plugin before it is in ``sys.modules``, so
+dataclasses would then fail.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from adaecho.config.slurm import SlurmSettings
 
 @dataclass
 class QuasirandomConf:
-    """No settings: the keys ``search.*`` configure the sweeper."""
+    """The config of the sweeper, which has no settings. The keys ``search.*`` configure the sweep."""
 
     _target_: str = "hydra_plugins.adaecho_quasirandom.QuasirandomSweeper"
 
 
 @dataclass
 class SlurmConf(SlurmSettings):
-    """Settings of the launcher, which the sweeper reads."""
+    """The Slurm settings of the launcher. The sweeper reads them and submits the jobs."""
 
     _target_: str = "hydra_plugins.adaecho_quasirandom.SlurmLauncher"
 
@@ -41,7 +41,7 @@ for _group, _name, _node in (
 
 
 class QuasirandomSweeper(Sweeper):
-    """Runs sweeps by ``adaecho.search``."""
+    """A Hydra sweeper that runs sweeps with ``adaecho.search``."""
 
     def setup(
         self,
@@ -50,31 +50,35 @@ class QuasirandomSweeper(Sweeper):
         task_function: TaskFunction,  # noqa: ARG002
         config: DictConfig,
     ) -> None:
-        """Keep the config of the sweep. ``task_function`` is for single runs."""
+        """Store the config of the sweep. ``task_function`` is not used, because it runs a single config."""
         self._config_loader, self._config = hydra_context.config_loader, config
 
     def sweep(self, arguments: Sequence[str]) -> None:
-        """Run or continue the sweep of these overrides."""
+        """Run or continue the sweep that the command-line overrides define."""
         from adaecho.search.sweeper import sweep
 
         sweep(self._config, self._config_loader, arguments)
 
 
 class SlurmLauncher(Launcher):
-    """Holds the Slurm settings. The quasirandom sweeper submits its jobs itself."""
+    """A Hydra launcher that only holds the Slurm settings. The quasirandom sweeper submits the jobs."""
 
     def __init__(self, **settings: Any) -> None:
-        """Accept the settings that Hydra passes."""
+        """Accept the Slurm settings that Hydra passes. The sweeper reads them from the config instead."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Do nothing."""
+        """Do nothing, because the sweeper submits the jobs."""
 
     def launch(
         self,
         job_overrides: Sequence[Sequence[str]],  # noqa: ARG002
         initial_job_idx: int,  # noqa: ARG002
     ) -> Sequence[JobReturn]:
-        """Refuse other sweepers."""
+        """Raise an error, because another sweeper has called this launcher.
+
+        Raises:
+            ConfigError: always.
+        """
         from adaecho.errors import ConfigError
 
         raise ConfigError("hydra/launcher=slurm: needs hydra/sweeper=quasirandom")

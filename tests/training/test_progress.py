@@ -121,7 +121,7 @@ def test_a_budget_is_spent_when_one_more_batch_would_exceed_it(
     budget: dict[str, Any], steps: int, ahead: int, seconds: float, expected: bool
 ) -> None:
     config = Config(**budget)
-    assert budget_spent(config, steps=steps, fresh_examples_ahead=ahead, train_time_s=seconds) is expected
+    assert budget_spent(config, steps=steps, next_fresh_examples=ahead, train_time_s=seconds) is expected
 
 
 def test_training_time_excludes_evaluation_and_checkpoints(clock: HandClock) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the functions that the user passes to a loader, and the stage at which each function runs."""
+"""The user's functions of a loader: check them, call them, and decide at which stage each function runs."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -22,22 +22,26 @@ _ONCE = 0x6F6E63655F666F72
 
 
 class Augmentation:
-    """A user's augmentation in one of three forms.
+    """Calls a user's augmentation, which may have one of three forms.
 
-    * ``augment.block(arrays, keys)`` augments n examples in one call. It receives arrays [n, ...] nested like
-      an example, and one key per example, uint64 [n], from which ``adaecho.echo.order.keyed`` computes random
-      numbers. It returns arrays in the same nesting. It is used if it exists.
-    * ``augment(example, rng)`` receives a NumPy generator that depends only on the example and its repeat.
-    * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``, which the loader
-      seeds before each example and restores afterwards. This form is slower.
+    * ``augment.block(arrays, keys)`` augments n examples in one call. If ``augment`` has a method ``block``,
+      the loader always calls this method. ``arrays`` has the structure of one example, for example a dict,
+      but each array has an additional first axis of length n. ``keys`` is uint64 [n]. It contains one key per
+      example, from which the functions of ``adaecho.echo.order.keyed`` compute random numbers. The method
+      returns arrays in the same structure.
+    * ``augment(example, rng)`` augments one example. The seed of the NumPy generator ``rng`` depends only on
+      the example and on the index of its repeat.
+    * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``. The loader seeds
+      these before each example and restores them afterwards, so this form is slower. If the function declares
+      ``thread_safe = True``, the loader does not seed them.
 
     Args:
-        augment: an augmentation in one of these forms.
-        seed: seed of its random numbers.
-        origin: function that returns the name of the example with a serial number, for messages.
+        augment: the user's augmentation.
+        seed: seed of the random numbers.
+        origin: function that maps the number of an example in reading order to its name in error messages.
 
     Raises:
-        ValueError: the augmentation cannot be called, or expects a different number of arguments.
+        ValueError: ``augment`` is not callable and has no ``block``, or it requires more than two arguments.
     """
 
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
@@ -49,7 +53,7 @@ class Augmentation:
         self._seeds = self._num_arguments == 1 and not says_thread_safe(augment)
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Return the examples after augmentation; ``items`` identify each example and its repeat."""
+        """Augment examples. ``items`` contains the number and the repeat of each example."""
         drawn = keyed.item_keys(self._seed, items)
         if self._block is not None:
             try:
@@ -83,20 +87,25 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
 
 
 def says_thread_safe(function: Any) -> bool:
-    """Return whether several threads may call a function at the same time.
+    """Return whether the loader may call a user's function in several threads at the same time.
 
-    They may if the function or its object declares ``thread_safe = True``, or if it has a vectorised
-    ``block``.
+    This is the case if the function, or the object whose method it is, declares ``thread_safe = True``. An
+    augmentation with a method ``block``, which augments many examples in one call, also counts as
+    thread-safe.
     """
     owner = getattr(function, "__self__", None)
     return hasattr(function, "block") or any(getattr(one, "thread_safe", False) for one in (function, owner))
 
 
 def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]:
-    """Return the augmentations in the argument ``augment``: none, one, or a pair ``(once, each_time)``.
+    """Return the augmentations in the argument ``augment`` as a list: none, one, or the two of a pair.
+
+    In a pair ``(once, each_time)``, ``once`` augments an example first. With
+    ``echo="example_before_augmentation"``, ``once`` runs before the echo, so all repeats share its result,
+    and ``each_time`` runs on each repeat.
 
     Raises:
-        ValueError: the argument is a tuple of another length, or contains no valid augmentation.
+        ValueError: ``augment`` is a tuple whose length is not 2, or one of its augmentations is invalid.
     """
     if isinstance(augment, tuple) and len(augment) != 2:
         raise ValueError(f"augment: expected a tuple (once, each_time), got {len(augment)} parts")
@@ -107,7 +116,7 @@ def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]
 
 
 def in_turn(augments: Sequence[Augment]) -> Augment | None:
-    """Return one augmentation that applies the given ones in order; None if there are none."""
+    """Combine augmentations into one that applies them in order. Return None if there are none."""
 
     def augmented(items: keyed.Items, examples: Examples) -> Examples:
         for augment in augments:
@@ -118,7 +127,7 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
 
 
 def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
-    """Return an augmentation that only decodes. It runs first if the buffer contains encoded examples."""
+    """Wrap ``decode`` as an augmentation, which runs first if the shuffle buffer stores encoded examples."""
     note = f"while decoding {{}}; {NONE_SKIPPED}"
     return lambda items, examples: one_by_one(decode, zip(singles_of(examples)), items, origin, note)
 
@@ -126,9 +135,15 @@ def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
 def one_by_one(
     make: Callable[..., Any], given: Iterable[Any], items: keyed.Items, origin: Origin, note: str
 ) -> list[Any]:
-    """Call ``make`` for each item, with the arguments in ``given``, and return the results.
+    """Call a function once for each example, and return the list of results.
 
-    A note that names the example is added to an error.
+    If a call fails, a note with the name of its example is added to the error.
+
+    Args:
+        make: the function to call.
+        given: the tuple of arguments for each call.
+        items: number and repeat of each example. ``origin`` maps the number to the name.
+        note: text of the note, with ``{}`` in place of the name.
     """
     made: list[Any] = []
     try:
@@ -141,24 +156,24 @@ def one_by_one(
 
 
 def span(items: keyed.Items, origin: Origin) -> str:
-    """Return a description of several items for messages, with the names of the first and last example."""
+    """Return text for an error message, such as "32 examples, from A to B" with two names of examples."""
     first, last = origin(int(items[0]) >> keyed.ECHO_BITS), origin(int(items[-1]) >> keyed.ECHO_BITS)
     return first if len(items) == 1 else f"{len(items)} examples, from {first} to {last}"
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
-    """Return how to call a user's function whose optional second argument is a random generator.
+    """Find out whether a user's function accepts a random generator as second argument, and how to pass it.
 
     Args:
-        function: the function.
-        name: name of the EchoLoader argument with which it was passed, for messages.
+        function: takes an example, or a list of examples, as its first argument.
+        name: the EchoLoader argument that contains the function, for error messages.
 
     Returns:
-        Whether the generator must be passed by name (``rng=``), and the number of arguments: 2 with a
-        generator, 1 without.
+        A pair. The first element says whether to pass the generator by keyword, as ``rng=``. The second is
+        the number of arguments: 2 with a generator, 1 without.
 
     Raises:
-        ValueError: the function cannot be called with an example (or a list of examples) and a generator.
+        ValueError: ``function`` is not callable, or it requires more than two arguments.
     """
     if not callable(function):
         pair = "; pass two parts as a tuple (once, each_time)" * isinstance(function, list)
@@ -179,17 +194,17 @@ def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class Functions:
-    """The functions that the user passes to a loader.
+    """The functions that the user passes to a loader, with a check that the loader can use them.
 
     Attributes:
         decode, augment, collate, batch_length: the arguments of EchoLoader with these names.
         settings: settings of the loader.
-        buffer_format: whether the buffer holds "decoded" or "encoded" examples; "auto" lets the loader
-            choose.
+        buffer_format: form in which the shuffle buffer stores examples, "decoded" or "encoded"; "auto" lets
+            the loader choose.
 
     Raises:
-        ValueError: a function cannot be called or would never be used, or the buffer cannot hold examples in
-            this form.
+        ValueError: a function is not callable or would never be called, or the buffer cannot store examples
+            in the requested form.
     """
 
     decode: Callable[[Any], Any] | None
@@ -220,13 +235,13 @@ class Functions:
 
     @property
     def _augments_before_buffer(self) -> bool:
-        """Whether the augmentation, or the first of a pair of augmentations, runs before the buffer."""
+        """Whether the augmentation, or the first of a pair, runs before the shuffle buffer."""
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
     @property
     def _encoded_in_buffer(self) -> bool:
-        """Whether the buffer contains encoded examples; under "auto" only if none is then decoded twice."""
+        """Whether the shuffle buffer stores encoded examples. With "auto" no example is decoded twice."""
         settings = self.settings
         if self.decode is None or settings.batch_size is None or self._augments_before_buffer:
             return False
@@ -236,19 +251,21 @@ class Functions:
 
     @property
     def thread_safe(self) -> bool:
-        """Whether several threads may decode and augment at once."""
+        """Whether several threads may call ``decode`` and ``augment`` at the same time."""
         parts = self.augment if isinstance(self.augment, tuple) else (self.augment,)
         return all(part is None or says_thread_safe(part) for part in (self.decode, *parts))
 
     def around_the_buffer(self, origin: Origin) -> tuple[Preparation, Augment | None]:
-        """Divide the user's functions between the stages before and after the shuffle buffer.
+        """Divide the user's functions into the steps before the shuffle buffer and the steps after it.
 
         Args:
-            origin: function that returns the name of the example with a serial number, for messages.
+            origin: function that maps the number of an example in reading order to its name in error
+                messages.
 
         Returns:
-            The preparation of examples before the buffer, and the augmentation after it (None without one).
-            With a buffer of encoded examples, the augmentation decodes them first.
+            A pair. The first element prepares examples before they enter the buffer. The second is the
+            augmentation of examples that leave the buffer, or None if there is none. If the buffer stores
+            encoded examples, this augmentation decodes them first.
         """
         settings = self.settings
         parts = augmentations(self.augment, settings.seed, origin)

@@ -1,6 +1,10 @@
-"""The stages of a loader that build batches: shuffle > [augment >] batch [> echo > shuffle batches].
+"""The stages of a loader that build batches.
 
-If the source yields whole batches, each of them is treated as one example, with batch size 1.
+They augment the examples that leave the shuffle buffer, and collate them into batches. Batch echoing then
+repeats each batch, and can shuffle the repeats in a second buffer.
+
+If the source yields whole batches, each whole batch passes through these stages like a single example, with
+batch size 1.
 """
 
 import threading
@@ -29,12 +33,12 @@ _COLLATE_SEED = 3  # added to the loader's seed, so that collate draws other num
 
 @dataclass(slots=True)
 class Batch:
-    """A batch together with the loader's cursor after it.
+    """A batch, with the position of the training loop after it.
 
     Attributes:
         content: the batch that the training loop receives.
-        position: the cursor after the batch.
-        length: number of examples, if this is a whole batch of the source.
+        position: the position from which a resume continues with the next batch.
+        length: number of examples in a fresh batch, if the source yields whole batches; otherwise 0.
     """
 
     content: Any
@@ -43,15 +47,16 @@ class Batch:
 
 
 class Collator:
-    """Turns lists of examples into batches with the user's function.
+    """Combines lists of examples into batches by calling the user's ``collate``.
 
-    Only one thread at a time calls the function, unless it declares ``thread_safe = True``. It must not use
-    the global random generators. If it accepts two arguments, the second is a generator seeded for the batch.
+    Only one thread at a time calls this function, unless the function declares ``thread_safe = True``. The
+    function must not draw from the global random generators. If it accepts a second argument, it receives a
+    generator that is seeded for the batch.
 
     Args:
-        collate: function that turns a list of examples into a batch; None for the default.
-        seed: seed of the generators that the function receives.
-        origin: function that returns the name of the example with a serial number, for messages.
+        collate: the user's function; None for the default.
+        seed: the loader's seed.
+        origin: function that maps the number of an example in reading order to its name in error messages.
     """
 
     def __init__(self, collate: Callable[..., Any] | None, seed: int, origin: Origin) -> None:
@@ -63,7 +68,7 @@ class Collator:
         self._takes_rng = collate is not None and arguments_of(collate, "collate")[1] == 2
 
     def batch(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """Return the batch that these examples make; ``items`` identify them."""
+        """Combine examples into a batch. ``items`` contains the number and repeat of each example."""
         rng = []
         if self._takes_rng:
             rng.append(keyed.generator(keyed.item_keys(self._seed, items[:1])[0]))
@@ -77,18 +82,18 @@ class Collator:
 
 @dataclass(frozen=True)
 class BatchBuilder:
-    """Builds batches from examples that have left the shuffle buffer.
+    """Augments and collates examples that leave the shuffle buffer, and copies the batch to the device.
 
     Attributes:
         batch_size: number of examples per batch.
-        augment: function of (items, examples) that augments examples; None if augmentation comes before the
-            echo.
-        collating: turns examples into a batch.
-        move: function that moves a batch to the device.
-        length: function that returns the number of examples in a whole batch; None if the source yields
-            single examples.
-        kept: whether the source may yield the same batch object again. The training loop then receives
-            copies, so that it cannot change the source's object.
+        augment: function ``augment(items, examples)`` that augments examples, where ``items`` contains the
+            number and the repeat of each example. None if no augmentation follows the buffer.
+        collating: combines examples into a batch.
+        move: function that copies a batch to the device.
+        length: function that returns the number of examples in a batch of the source; None if the source
+            yields single examples.
+        copy: whether to give the training loop a copy of each batch of the source. The source may yield the
+            same object again, and the training loop may write into its batch.
     """
 
     batch_size: int
@@ -96,36 +101,39 @@ class BatchBuilder:
     collating: Collator
     move: Callable[[Any], Any]
     length: Callable[[Any], int] | None = None
-    kept: bool = False
+    copy: bool = False
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Return the examples after augmentation, or unchanged if augmentation comes before the echo."""
+        """Augment the examples, or return them unchanged if no augmentation follows the buffer."""
         return examples if self.augment is None or not len(items) else self.augment(items, examples)
 
     def examples_in(self, batches: Examples) -> int:
-        """Return the number of examples in a whole batch of the source; 0 if the source yields examples."""
+        """Return the number of examples in ``batches[0]``, or 0 if the source yields single examples."""
         return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
-        """Make one batch from its examples and move it to the device."""
+        """Combine examples into one batch, and copy the batch to the device."""
         if self.length is not None:
             assert not isinstance(examples, Columns)
-            return self.move(duplicate(examples[0]) if self.kept else examples[0])
+            return self.move(duplicate(examples[0]) if self.copy else examples[0])
         if self.collating.is_default and isinstance(examples, Columns):
             return self.move(examples.batch())
         return self.move(self.collating.batch(items, singles_of(examples)))
 
 
 class Batches:
-    """Makes batches from the outputs of the echo stage for examples.
+    """Makes batches from the examples that leave the shuffle buffer.
+
+    ``claim`` selects the examples of the next batches, in one thread at a time. ``work`` then makes these
+    batches, in many threads at the same time.
 
     Args:
         stage: the stage that repeats and shuffles examples. With an echoing factor of 1 it only shuffles.
         pool: stores the examples.
-        making: builds the batches.
-        position: the loader's cursor at the start.
-        group: number of batches to make at once, as slices of one stack. For small arrays more than 1 saves
-            most of the interpreter's work.
+        builder: builds the batches.
+        position: position of the training loop at the start.
+        group: number of batches to make in one call of ``work``. Their examples are stacked once, and each
+            batch is a slice of the stack. For small arrays this saves most of the interpreter's work.
         drop_last: whether to drop a short batch at the end of an iteration.
     """
 
@@ -133,29 +141,32 @@ class Batches:
         self,
         stage: EchoStage,
         pool: ExamplePool | ResidentPool,
-        making: BatchBuilder,
+        builder: BatchBuilder,
         position: LoaderCursor,
         *,
         group: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self._stage, self._pool, self.making = stage, pool, making
+        self._stage, self._pool, self.builder = stage, pool, builder
         self._position, self._group, self._drop_last = position, group, drop_last
 
     def claim(self) -> tuple[Outputs, Any] | None:
-        """Take the examples of the next batches from the pool, or return None at the end of the iteration.
+        """Take the examples of the next ``group`` batches from the pool, as input for ``work``.
 
-        Only one thread at a time may call this, but many may call ``work``.
+        Only one thread at a time may call this. At the end of an iteration there may be fewer examples.
+
+        Returns:
+            The numbers of the examples, and the examples; None if no example is left.
         """
-        outputs = self._stage.take(self._group * self.making.batch_size)
+        outputs = self._stage.take(self._group * self.builder.batch_size)
         return (outputs, self._pool.take(outputs.rows, outputs.items)) if len(outputs) else None
 
     def work(self, claim: tuple[Outputs, Any]) -> list[Batch]:
-        """Make the batches of a claim."""
-        (outputs, taken), size, before = claim, self.making.batch_size, self._position
+        """Make batches from the examples that ``claim`` has taken."""
+        (outputs, taken), size, before = claim, self.builder.batch_size, self._position
         items = outputs.items  # int64 [n], n up to group * batch_size
-        examples = self.making.augmented(items, taken)
-        length = self.making.examples_in(examples)
+        examples = self.builder.augmented(items, taken)
+        length = self.builder.examples_in(examples)
         batches = []
         short = len(items) % size if self._drop_last else 0
         for start in range(0, len(items) - short, size):  # batches are slices of a stack, without copies
@@ -165,24 +176,26 @@ class Batches:
             position = before._replace(
                 fresh_examples=index - before.skipped, next_index=index, examples=outputs.cursor(end),
             )  # fmt: skip
-            batches.append(Batch(self.making.batch(items[start:end], part), position, length))
+            batches.append(Batch(self.builder.batch(items[start:end], part), position, length))
         return batches
 
     def remade(self, items: keyed.Items, taken: Examples) -> Batch:
-        """Make a batch again after a resume, because it still has repeats."""
-        examples = self.making.augmented(items, taken)
-        length = self.making.examples_in(examples)
-        return Batch(self.making.batch(items, examples), self._position, length)
+        """Make a batch again after a resume, because some of its repeats have not been used yet."""
+        examples = self.builder.augmented(items, taken)
+        length = self.builder.examples_in(examples)
+        return Batch(self.builder.batch(items, examples), self._position, length)
 
 
 class EchoedBatches:
-    """The last stages of batch echoing: ... > batch > echo [> shuffle batches] (paper, section 3).
+    """Repeats each batch and, optionally, shuffles the repeats: the last stages of batch echoing.
+
+    The paper describes batch echoing and the buffer for batches in section 3.
 
     Args:
-        fresh: function that returns the next fresh batch; None at the end of the iteration.
-        stream: the stream of batches.
-        position: the loader's cursor at the start.
-        held: the batches that still have repeats at the cursor, by number.
+        fresh: function that returns the next batch to repeat; None at the end of the iteration.
+        stream: computes how often each batch is repeated, and in which order the repeats follow.
+        position: position of the training loop at the start.
+        held: the batches that the training loop will receive again, as a dict from batch number to batch.
     """
 
     def __init__(
@@ -202,7 +215,7 @@ class EchoedBatches:
         self._held, self.busy_s = position.held_examples, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Store one batch with its number of repeats. The number of the batch is used as its row."""
+        """Store a fresh batch that will be used ``repeats[0]`` times, and return its number as int64 [1]."""
         (batch,), number = batches, self._stage.next_index - 1
         if not self._pool and self._stream.size:
             check_memory(self._stream.size * num_bytes(batch.content), "batch_shuffle_buffer")
@@ -211,7 +224,7 @@ class EchoedBatches:
         return np.array([number], dtype=np.int64)
 
     def next(self) -> Batch | None:
-        """Return the next batch, which is a repeat or a fresh one; None at the end of the iteration."""
+        """Return the next batch, which is new or a repeat; None at the end of the iteration."""
         if not self._outputs:
             self._outputs.extend(self._stage.take_repeats())
         if not self._outputs:
@@ -230,7 +243,7 @@ class EchoedBatches:
         return Batch(content, position)
 
     def _used(self, number: int) -> Any:
-        """Return the content of a batch for one repeat. It shares no memory with later repeats."""
+        """Return the content of a stored batch for one repeat, without sharing memory with later repeats."""
         self._left[number] -= 1
         if self._left[number]:
             # The batch is copied, because the training loop may write into it.

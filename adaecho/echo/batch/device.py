@@ -1,4 +1,4 @@
-"""Operations on batches of any structure: copying them to a device, and counting their examples."""
+"""Copy batches of any structure to a device, and count their examples."""
 
 from collections import UserDict
 from collections.abc import Callable, Mapping
@@ -10,9 +10,10 @@ from adaecho.echo.memory.pytree import children, with_children
 
 
 class ToDevice:
-    """Copies batches to a device in the loader's threads.
+    """Copies batches to a device in the loader's threads, so that the training loop need not wait.
 
-    For a CUDA device, batches pass through pinned memory, in a separate CUDA stream during the training step.
+    For a CUDA device, each batch is first copied to pinned memory. A separate CUDA stream then copies it to
+    the device while the training step runs on another stream.
 
     Args:
         device: target device; None leaves batches unchanged.
@@ -26,7 +27,7 @@ class ToDevice:
         self._stream: torch.cuda.Stream | None = None
 
     def move(self, batch: Any) -> Any:
-        """Return the batch on the device. The loader's threads call this."""
+        """Copy a batch to the device. The loader's threads call this method."""
         if self._device is None:
             return batch
         if not self._cuda:
@@ -50,9 +51,9 @@ class ToDevice:
         return pinned.to(self._device, non_blocking=True)
 
     def received(self, batch: Any) -> None:
-        """Tell torch that the stream of the calling thread uses the memory of this batch.
+        """Record that the current CUDA stream of the calling thread uses the memory of this batch.
 
-        The thread that receives the batch must call this.
+        The thread that receives the batch must call this method.
         """
         if not self._cuda:
             return
@@ -64,17 +65,18 @@ class ToDevice:
 
 
 def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
-    """Apply a function to each tensor in a batch, and to each other object with a method ``to(device)``.
+    """Apply a function to every tensor in a nested batch, and to every other object with a method ``to``.
 
     Args:
         batch: the batch, of any nesting.
-        call: function of a tensor or object that returns its replacement.
+        call: function that receives a tensor or object and returns its replacement.
 
     Returns:
-        The batch with the replacements, in the same containers.
+        The batch with the replacements, in containers of the same classes.
 
     Raises:
-        ValueError: an object holds tensors but has no ``to``.
+        ValueError: a mapping other than dict and UserDict, or another object with tensors, has no method
+            ``to``.
     """
     # BatchEncoding of Hugging Face, for example, is a UserDict.
     own = not isinstance(batch, dict | UserDict | list)
@@ -94,14 +96,15 @@ def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
 def batch_length(batch: Any) -> int:
     """Return the number of examples in a batch, inferred from its structure.
 
-    * Array or tensor: its leading length.
-    * Mapping or tuple: the leading length of its first array. If it has no array, the length of its first
-      mapping, tuple or list.
-    * List of arrays with the same leading length, as from ``default_collate``: this leading length.
-    * Any other list: the length of the list.
+    * An array or tensor [n, ...] contains n examples.
+    * A mapping or tuple contains as many examples as its first array. If it has no array, its first nested
+      container determines the number.
+    * A list contains n examples if all its arrays have the same first dimension n, as from
+      ``default_collate``. Otherwise each of its elements is one example.
+    * Any other object contains ``len(batch)`` examples, unless it is a string or bytes.
 
     Raises:
-        ValueError: none of these rules applies.
+        ValueError: none of these rules applies, for example because the batch is a scalar.
     """
     length = _length(batch)
     if length is None:

@@ -1,7 +1,8 @@
-"""Worker processes that read, cache, decode and augment examples.
+"""Worker processes that read, store, decode and augment examples.
 
-Each example stays in one worker until its last repeat, and only augmented examples are sent to the loader's
-process. A token refers to an example by its serial number and the number of its worker.
+Each example stays in the worker that has read it until its last repeat. Only augmented examples are sent to
+the loader's process. That process refers to an example by a token, which combines the example's number in
+reading order with the number of its worker.
 """
 
 import copyreg
@@ -58,18 +59,22 @@ def can_fork() -> bool:
 
 @dataclass
 class Shared:
-    """An answer whose large arrays lie in a slot of shared memory. Later answers overwrite the slot."""
+    """Marks an answer whose large arrays are sent in shared memory, where a later answer overwrites them."""
 
     value: Any
 
 
 class WorkerProcess:
-    """One worker process, as seen from the loader's process.
+    """A forked worker process, to which the loader sends requests through a pipe.
+
+    The worker sends its answers through the pipe too, except for large arrays, which it writes to shared
+    memory. This memory is divided into slots. Each answer uses one slot, and a slot can be reused when its
+    answer has been processed.
 
     Args:
-        make: function that is called in the new process and returns the handler of requests.
-        others: workers that were forked earlier. The new process must close their pipes.
-        slots: number of answers whose arrays may be in shared memory at the same time.
+        make: function that the new process calls to create its handler of requests.
+        others: workers that were forked earlier. The new process inherits their pipes and must close them.
+        slots: number of slots.
         slot_bytes: size of each slot in bytes.
     """
 
@@ -105,17 +110,17 @@ class WorkerProcess:
         self._there.close()
 
     def begin_receiving(self) -> None:
-        """Start the thread that receives answers. This must come after the last fork."""
+        """Start the thread that receives answers. Call this only after all workers have been forked."""
         self._receiver.start()
 
     def send(self, slot: int, *request: Any) -> Ticket:
         """Send a request and return the queue that will receive its answer.
 
-        The main thread must not call this.
+        The main thread must not call this, because an interrupt could split the message.
 
         Args:
-            slot: slot for the arrays of the answer.
-            request: "read" or "made", followed by the arguments.
+            slot: number of the shared-memory slot for large arrays in the answer.
+            request: "read" or "made", followed by the arguments for the worker's handler.
         """
         # An interrupt in the main thread could split the message.
         ticket = Ticket()
@@ -132,7 +137,7 @@ class WorkerProcess:
         return ticket
 
     def _receive(self) -> None:
-        """Put each answer into the queue of its request, until the process ends."""
+        """Receive answers until the process ends, and put each answer into the queue of its request."""
         with suppress(EOFError, OSError):
             while True:
                 number, *answer = pickle.loads(self._connection.recv_bytes())
@@ -145,9 +150,13 @@ class WorkerProcess:
     def receive(self, ticket: Ticket) -> Any:
         """Wait for the answer to a request and return it.
 
+        Args:
+            ticket: the queue that ``send`` returned for the request.
+
         Raises:
-            ProcessDiedError: the process has ended without an answer.
-            Exception: the error that the handler raised in the worker process.
+            Shutdown: the loader has ended the process.
+            ProcessDiedError: the process ended by itself before it answered.
+            Exception: the error that the request caused in the worker process.
         """
         start, answer = time.perf_counter(), ticket.get()
         if answer is None:
@@ -172,13 +181,13 @@ class WorkerProcess:
         return result.value if isinstance(result, Shared) else result
 
     def kill(self) -> None:
-        """Kill the process, which also ends the waits of threads for its answers."""
+        """Kill the process. Threads that wait for its answers then stop waiting."""
         self.closed = True
         if self._process.ident is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process. No thread may be waiting for an answer."""
+        """End the process, by force if necessary. No thread may be waiting for an answer."""
         self.closed = True
         with suppress(OSError):
             self._connection.send_bytes(b"")
@@ -246,7 +255,7 @@ def _serve(
 
 
 def _listen(connection: Any, arrived: Requests, parent: int) -> None:
-    """Receive requests as soon as they arrive, and end the process when its parent ends."""
+    """Receive requests in a thread of the worker process, and end this process when its parent has ended."""
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
@@ -264,10 +273,12 @@ def _shared(
 ) -> Callable[[pickle.PickleBuffer], bool]:
     """Return a callback for a pickler that copies large arrays into a slot of shared memory.
 
+    Small arrays, and arrays that do not fit into the slot, remain in the pickle.
+
     Args:
         memory: the shared memory.
         begin, end: first byte of the slot, and the first byte after it.
-        spans: list to which the callback appends the first and last position of each array.
+        spans: list to which the callback appends the start and the end of each copied array in the memory.
     """
 
     def put(buffer: pickle.PickleBuffer) -> bool:
@@ -289,20 +300,20 @@ Tokens = NDArray[np.int64]
 
 
 class WorkerStore:
-    """The examples that one worker caches, and its handler of requests. It exists only in the worker process.
+    """Handler of requests in a worker process, which reads, stores and augments examples.
 
     Args:
-        reader: the loader's reader.
-        making: builds batches; here it only augments.
+        reader: reads examples from the source.
+        builder: the loader's builder of batches, of which a worker uses only the augmentation.
     """
 
-    def __init__(self, reader: Reader, making: BatchBuilder) -> None:
+    def __init__(self, reader: Reader, builder: BatchBuilder) -> None:
         # User code may draw from the global generators although it must not. After a fork all workers would
         # draw the same numbers, so each gets its own random seed.
         key = int.from_bytes(os.urandom(8), "little")
         keyed.seed_globally(key, key >> 1)
         reader.go_alone()
-        self._reader, self._making = reader, making
+        self._reader, self._builder = reader, builder
         self._examples: dict[int, Any] = {}  # by serial
 
     def __call__(self, what: str, *arguments: Any) -> Any:
@@ -322,20 +333,20 @@ class WorkerStore:
             self._examples.pop(serial) if is_last else duplicate(self._examples[serial])
             for serial, is_last in zip(serials.tolist(), last.tolist(), strict=True)
         ]
-        made = self._making.augmented(items, examples)
-        if isinstance(made, list) and self._making.length is None:
+        made = self._builder.augmented(items, examples)
+        if isinstance(made, list) and self._builder.length is None:
             made = stack(made) or made
         return Shared(made) if isinstance(made, Columns) else made
 
 
 class Sent(NamedTuple):
-    """The requests that were sent to the workers for the examples of a batch.
+    """Requests for the augmented examples of one batch, which have been sent to the workers.
 
     Attributes:
-        slot: slot for the arrays of the answers.
+        slot: number of the shared-memory slot in which the workers store large arrays of their answers.
         length: number of examples in the batch.
-        parts: for each worker the indices of its examples in the batch, the worker, and the ticket for its
-            answer.
+        parts: a tuple for each worker that has examples of the batch: the indices of these examples in the
+            batch, the worker, and the queue for its answer.
     """
 
     slot: int
@@ -344,16 +355,16 @@ class Sent(NamedTuple):
 
 
 class WorkerProcesses:
-    """The worker processes of a loader, which do the work of the reader, the pool and the augmentation.
+    """All worker processes of a loader. They read, store and augment the examples.
 
     Args:
         number: number of processes.
-        reader: the loader's reader.
-        making: builds the loader's batches.
+        reader: reads examples from the source.
+        builder: the loader's builder of batches, of which the workers use only the augmentation.
     """
 
-    def __init__(self, number: int, reader: Reader, making: BatchBuilder) -> None:
-        self._number, self._reader, self._making = number, reader, making
+    def __init__(self, number: int, reader: Reader, builder: BatchBuilder) -> None:
+        self._number, self._reader, self._builder = number, reader, builder
         self._left: dict[int, int] = {}  # remaining number of uses of each token
         self._all: list[WorkerProcess] = []
         self._choosing, self._closing = threading.Lock(), threading.Lock()
@@ -366,12 +377,12 @@ class WorkerProcesses:
     # The following methods are called by a thread that no interrupt reaches.
 
     def begin(self) -> None:
-        """Fork the processes. No thread of the loader may be working."""
-        reader, making = self._reader, self._making
+        """Fork the processes. No thread of the loader may be working at this time."""
+        reader, builder = self._reader, self._builder
         slot_bytes = _MEMORY_BYTES // self._number // 64 * 64
         for _ in range(self._number):
             worker = WorkerProcess(
-                lambda: WorkerStore(reader, making), self._all, slots=self._num_slots,
+                lambda: WorkerStore(reader, builder), self._all, slots=self._num_slots,
                 slot_bytes=slot_bytes,
             )  # fmt: skip
             self._all.append(worker)  # before the start, because an interrupt would otherwise lose it
@@ -393,7 +404,7 @@ class WorkerProcesses:
     # The following methods are called by several threads at once.
 
     def read(self, claim: Any) -> FreshBlock:
-        """Let one worker read the examples of a claim, and return their tokens in place of the examples."""
+        """Let one worker read and store examples. The result contains tokens instead of the examples."""
         serials = claim[0]
         with self._choosing:  # the least busy worker, then the one with the fewest examples
             number = min(range(self._number), key=lambda n: (self._reads[n], self._given[n]))
@@ -411,12 +422,12 @@ class WorkerProcesses:
     # The following methods are the interface of a pool, which one thread at a time calls.
 
     def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
-        """Register tokens [n] and how often each example will be used. The tokens are used as pool rows."""
+        """Record how often each token's example will be used. Return the tokens, which act as row numbers."""
         self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
         return tokens
 
     def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
-        """Request the augmented examples for these tokens from the workers."""
+        """Request the augmented examples of these tokens from the workers, without waiting for them."""
         # A worker deletes an example from its cache after its last use.
         last = np.zeros(len(tokens), dtype=bool)  # [n]
         for index, token in enumerate(tokens.tolist()):
@@ -431,7 +442,7 @@ class WorkerProcesses:
         return Sent(slot, len(items), parts)
 
     def augmented(self, _: keyed.Items, sent: Any) -> Examples:
-        """Wait for the examples that ``take`` requested, and return them after augmentation."""
+        """Wait for the augmented examples that ``take`` requested. Return them in the order of the batch."""
         try:
             return _together(sent.length, _received(sent.parts))
         finally:
@@ -442,7 +453,7 @@ Parts = list[tuple[NDArray[np.int64], Examples]]
 
 
 def _received(sent: list[Any]) -> Parts:
-    """Wait for all answers and return them. If some answers are errors, raise the first error."""
+    """Wait until all workers have answered. If some answers are errors, raise the first error."""
     parts, failed = [], None
     for where, worker, ticket in sent:
         try:
@@ -455,11 +466,11 @@ def _received(sent: list[Any]) -> Parts:
 
 
 def _together(length: int, parts: Parts) -> Examples:
-    """Put the examples of all workers into the order of the batch.
+    """Combine the examples from all workers in the order of the batch.
 
     Args:
         length: number of examples in the batch.
-        parts: for each worker the indices of its examples in the batch, and the examples.
+        parts: a pair for each worker: the indices of its examples in the batch, and these examples.
     """
     first = parts[0][1]
     if all(isinstance(p, Columns) and isinstance(first, Columns) and same_layout(p, first) for _, p in parts):

@@ -1,1 +1,1 @@
-"""Stacks and pools of examples."""
+"""Storage of examples in memory."""

@@ -1,4 +1,7 @@
-"""Pools that store each fresh example only once for all its repeats, and the check of available memory."""
+"""Storage for the examples in the shuffle buffer, and a check of the available memory.
+
+An example is stored only once, even if the buffer contains several of its repeats.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ Examples = Columns | list[Any]
 
 
 class ResidentPool:
-    """A pool without copies, which reads arrays in memory directly from the source."""
+    """A substitute for ``ExamplePool`` that reads examples from a source in memory and stores nothing."""
 
     def __init__(self, source: Columns) -> None:
         self._source = source
@@ -26,13 +29,14 @@ class ResidentPool:
 
 
 class ExamplePool:
-    """A pool that stores each example once, and counts how many of its repeats remain.
+    """Storage for the examples in a shuffle buffer. Each example is kept until its last repeat is taken.
 
-    Examples of the same shape and type are stored as rows of arrays, others as one object each.
+    An example is stored only once, even if the buffer contains several of its repeats. Examples of the same
+    shape and type are stored as rows of arrays. Other examples are stored as separate objects.
 
     Args:
-        slots: number of slots in the shuffle buffer whose examples the pool stores.
-        spare: number of further rows.
+        slots: size of the shuffle buffer, as a number of repeats.
+        spare: number of additional rows, for examples that have not entered the buffer yet.
     """
 
     def __init__(self, slots: int, spare: int) -> None:
@@ -45,7 +49,11 @@ class ExamplePool:
         self._num_free = 0
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
-        """Store n examples, each with the number of times it will be used. Return their rows, int64 [n]."""
+        """Store n examples, and return their row numbers in the pool, int64 [n].
+
+        Args:
+            repeats: how often each example will be used, int64 [n].
+        """
         columns = examples if isinstance(examples, Columns) else None
         if not len(self._free):
             self._begin(examples)
@@ -70,7 +78,7 @@ class ExamplePool:
         return rows
 
     def _begin(self, examples: Examples) -> None:
-        """Reserve rows for examples that have the same structure as the first ones."""
+        """Create the storage, with the structure, shapes and types of the first examples."""
         if isinstance(examples, Columns):
             check_memory(self._slots * examples.example_bytes)
             self._columns = examples[:0]
@@ -96,7 +104,7 @@ class ExamplePool:
         self._num_free += more
 
     def _part(self) -> None:
-        """Switch from arrays to one object per example, which allows any shape; row numbers do not change."""
+        """Switch from arrays to one object per example, so that any shape fits. Keep all row numbers."""
         assert self._columns is not None
         used = np.flatnonzero(self._repeats)  # [rows in use]
         self._singles = [None] * len(self._free)
@@ -105,9 +113,10 @@ class ExamplePool:
         self._columns = None
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
-        """Return copies of the examples stored in the given rows, and deduct one use from each.
+        """Return the examples in the given rows, and count one repeat of each as used.
 
-        A row without remaining uses can be used again for another example.
+        The caller may modify the returned examples. A row becomes free when no repeats of its example remain.
+        The same row number may occur several times.
         """
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times
@@ -128,7 +137,7 @@ class ExamplePool:
 
 
 def singles_of(examples: Examples) -> list[Any]:
-    """Return the examples as a list, as views if they are stacked."""
+    """Return the examples as a list. If they are stacked, the list contains views of the stack."""
     return examples.examples() if isinstance(examples, Columns) else examples
 
 
@@ -136,8 +145,8 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
     """Check that a buffer fits into the machine's free memory.
 
     Args:
-        needed_bytes: number of bytes that the buffer needs.
-        key: name of the EchoLoader argument that sets the size of the buffer, for the message.
+        needed_bytes: size of the buffer in bytes.
+        key: name of the EchoLoader argument that sets the size of the buffer, for the error message.
 
     Raises:
         ValueError: the buffer needs more memory than is free.
@@ -152,7 +161,7 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
 
 
 def free_bytes() -> int | None:
-    """Return how many bytes of the machine's memory are available; None if unknown."""
+    """Return the available memory of the machine in bytes, or None if it is unknown."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024

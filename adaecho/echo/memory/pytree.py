@@ -1,7 +1,8 @@
-"""Stack, copy and batch examples, which may be nested.
+"""Stack, copy and collate examples, which may be nested.
 
-Plain tensors, arrays, numbers, and dicts, lists, tuples and named tuples of these are stacked if their shapes
-are equal. Other examples remain separate objects.
+An example can be stacked if it is a tensor, an array, a number, or a dict, list, tuple or named tuple of
+these. Examples are stacked if their structures and shapes are equal. Otherwise they remain separate objects.
+The arrays, tensors and numbers in an example are called its leaves.
 """
 
 import copy
@@ -32,17 +33,17 @@ UNFIT = (
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
-    """Return the keys (or indices) and parts of a mapping, list or tuple; an empty list for other values."""
+    """Return (key, value) pairs of a mapping, (index, value) pairs of a list or tuple, otherwise []."""
     if isinstance(value, Mapping):
         return list(value.items())
     return list(enumerate(value)) if isinstance(value, list | tuple) else []
 
 
 def with_children(value: Any, parts: Sequence[Any]) -> Any:
-    """Return a container of the same class with other parts.
+    """Return a container of the same class and with the same keys, but with new values.
 
     Raises:
-        TypeError: the class cannot be built from parts.
+        TypeError: the constructor of the class does not accept the values.
     """
     kind = type(value)
     if kind is dict:
@@ -59,7 +60,7 @@ def with_children(value: Any, parts: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """The structure of an example, which is a leaf, or a container with named or numbered parts."""
+    """The nested structure of an example: a leaf (array, tensor or number) or a container of structures."""
 
     kind: str  # "array" | "tensor" | "scalar" (NumPy's) | "number" (Python's) | "dict" | "tuple" | "list"
     names: tuple[Any, ...] = ()
@@ -67,13 +68,13 @@ class TreeSpec:
     cls: type | None = None  # the class of a named tuple
 
     def build(self, leaves: Iterator[Any]) -> Any:
-        """Build an example with this structure from its leaves."""
+        """Build an example with this structure from its arrays, tensors and numbers, in nesting order."""
         if self.kind in _CONTAINERS:
             return self.filled([part.build(leaves) for part in self.parts])
         return next(leaves)
 
     def filled(self, parts: Sequence[Any]) -> Any:
-        """Build a container of this kind from its parts."""
+        """Build the outermost container of this structure from its values."""
         if self.kind == "dict":
             return dict(zip(self.names, parts, strict=True))
         if self.kind == "list":
@@ -86,7 +87,10 @@ _TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", 
 
 
 def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
-    """Return the structure and numeric leaves of an example, or None if an array cannot store a leaf."""
+    """Return the structure of an example, and its arrays, tensors and numbers as NumPy arrays.
+
+    Return None if the example contains other values, such as strings or tensors on a GPU.
+    """
     arrays: list[NDArray[Any]] = []
     form = _flatten(example, arrays)
     return None if form is None else (form, arrays)
@@ -120,18 +124,22 @@ def _flatten(value: Any, arrays: list[NDArray[Any]]) -> TreeSpec | None:
 
 
 def is_plain(kind: type) -> bool:
-    """Whether a class is a container without other attributes."""
+    """Return whether a class is ``dict``, ``list``, ``tuple`` or a named tuple, but no subclass of these."""
     return kind in (dict, list, tuple) or _is_named_tuple(kind)
 
 
 def _is_named_tuple(kind: type) -> bool:
-    """Whether a class is a direct named tuple. A subclass of a named tuple may have additional attributes."""
+    """Return whether a class is a named tuple. Its subclasses don't count: they may have more attributes."""
     return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
 @dataclass
 class Columns:
-    """A stack of n examples with the same structure and shapes, as one array [n, ...] for each leaf."""
+    """A stack of n examples with the same structure and shapes.
+
+    The stack contains one array [n, ...] for each leaf, that is for each array, tensor or number in an
+    example.
+    """
 
     form: TreeSpec
     arrays: list[NDArray[Any]]
@@ -143,18 +151,21 @@ class Columns:
         return Columns(self.form, [array[index] for array in self.arrays])
 
     def take(self, rows: Rows) -> "Columns":
-        """Return copies of the examples in some rows."""
+        """Return copies of the examples with the given indices."""
         return Columns(self.form, [take_rows(array, rows) for array in self.arrays])
 
     def tree(self) -> Any:
-        """Return the arrays in the structure of one example, for example a dict of arrays [n, ...]."""
+        """Return the stacked arrays, nested like one example, such as a dict of arrays [n, ...]."""
         return self.form.build(iter(self.arrays))
 
     def with_tree(self, tree: Any) -> "Columns":
-        """Return the stack that a vectorised augmentation made from this one.
+        """Return a stack of the n augmented examples that a vectorized augmentation returned.
+
+        Args:
+            tree: the augmentation's result for the arrays of ``tree()``: nested arrays [n, ...].
 
         Raises:
-            ValueError: a leaf is not a numeric array, or the number of examples has changed.
+            ValueError: an array in the result is not numeric, or its length is not n.
         """
         flat = flatten(tree)
         if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
@@ -165,16 +176,16 @@ class Columns:
         return Columns(form, flat[1])
 
     def examples(self) -> list[Any]:
-        """Return the examples as a list of objects of their original types, as views of the arrays."""
+        """Return a list of the examples in their original types, as views of the stacked arrays."""
         return _rows(self.form, iter(self.arrays), len(self))
 
     def batch(self) -> Any:
-        """Return the same batch as the default collate, a tensor for each leaf, but without copying."""
+        """Return a batch of tensors as ``collate`` does, but without copying the arrays."""
         return self.form.build(map(torch.from_numpy, self.arrays))
 
     @property
     def example_bytes(self) -> int:
-        """Number of bytes of one example."""
+        """Size of one example in bytes."""
         return sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in self.arrays)
 
 
@@ -187,7 +198,7 @@ def _same_nesting(form: TreeSpec, other: TreeSpec) -> bool:
 
 
 def _rows(form: TreeSpec, arrays: Iterator[NDArray[Any]], number: int) -> list[Any]:
-    """Return ``number`` examples, built column by column."""
+    """Split stacked arrays [number, ...] into a list of examples with the given structure."""
     if form.kind not in _CONTAINERS:
         return [_wrap(form.kind, leaf) for leaf in next(arrays)]
     columns = [_rows(part, arrays, number) for part in form.parts]
@@ -204,7 +215,7 @@ def _wrap(kind: str, leaf: Any) -> Any:
 
 
 def stack(examples: Sequence[Any]) -> Columns | None:
-    """Return a stack of the examples, or None if they do not have the same shapes and numeric types."""
+    """Stack examples; return None unless all have the same structure, shapes and numeric types."""
     first = flatten(examples[0]) if examples else None
     if first is None or not first[1]:
         return None
@@ -213,7 +224,10 @@ def stack(examples: Sequence[Any]) -> Columns | None:
 
 
 def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
-    """Append a column [n, ...] for each leaf of the first value; return False if another value differs."""
+    """Stack n values of the given structure, and append the resulting arrays [n, ...] to ``columns``.
+
+    Return False if the values differ in structure, shape or type.
+    """
     kinds = set(map(type, values))
     if form.kind not in _CONTAINERS:
         # Arrays, and NumPy scalars of one class, need no conversion, which would take longer than the copy.
@@ -240,7 +254,7 @@ def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -
 
 
 def same_layout(columns: Columns, other: Columns) -> bool:
-    """Return whether two stacks have the same structure, shapes and types, so that they can be joined."""
+    """Return whether the examples of two stacks have the same structure, shapes and types."""
     return columns.form == other.form and all(
         a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
         for a, b in zip(columns.arrays, other.arrays, strict=True)
@@ -248,7 +262,7 @@ def same_layout(columns: Columns, other: Columns) -> bool:
 
 
 def num_bytes(value: Any) -> int:
-    """Return the bytes of CPU memory that the arrays, tensors and strings in an example occupy."""
+    """Return how many bytes of CPU memory the arrays, tensors and strings in an example occupy."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.device.type == "cpu" and not value.is_sparse else 0
     if isinstance(value, np.ndarray | np.void):
@@ -259,12 +273,15 @@ def num_bytes(value: Any) -> int:
 
 
 def duplicate(value: Any) -> Any:
-    """Return a deep copy of an example or batch, on the same devices."""
+    """Return a deep copy of an example or batch. Tensors are copied on their device."""
     return _copied(value, copy.deepcopy)
 
 
 def with_own_arrays(value: Any) -> Any:
-    """Return an example with copies of all arrays and tensors in its dicts, lists and tuples."""
+    """Return a copy of an example, including the arrays and tensors in its nested dicts, lists and tuples.
+
+    Objects of other types are not copied.
+    """
     return _copied(value, lambda other: other)
 
 
@@ -292,8 +309,8 @@ def collate(examples: list[Any]) -> Any:
     """Collate examples like ``torch.utils.data.default_collate``, except that tuples stay tuples.
 
     Raises:
-        ValueError, RuntimeError, TypeError: the examples have different lengths, shapes or types, or a type
-            that cannot be collated.
+        ValueError, RuntimeError, TypeError: the examples differ in length, shape or type, or
+            ``default_collate`` does not support their type.
     """
     try:
         return _collated(examples)
@@ -315,7 +332,7 @@ def _collated(examples: list[Any]) -> Any:
 
 
 def _same_kind(first: Any, parts: list[Any]) -> Any:
-    """Put collated parts into a container of the example's class. If that fails, use a plain container."""
+    """Put collated values into a container of the example's class, or if that fails into a dict or list."""
     try:
         return with_children(first, parts)
     except TypeError:
@@ -333,7 +350,7 @@ _spare: dict[int, deque[NDArray[np.uint8]]] = {}
 
 
 class _Lease:
-    """The owner of a block of memory, which is reused after all arrays that view it are deleted."""
+    """The owner of a block of memory, which can be reused when no array views it any more."""
 
     def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
         self._block, self._spare = block, spare
@@ -344,7 +361,7 @@ class _Lease:
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an uninitialised array (like ``np.empty``), which may reuse the memory of deleted arrays."""
+    """Return an uninitialized array like ``np.empty``, if possible in memory that a deleted array used."""
     dtype = np.dtype(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _LEAST_BYTES:
@@ -360,7 +377,10 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def take_rows(array: NDArray[Any], rows: Rows) -> NDArray[Any]:
-    """Copy some existing rows into recycled memory, in the machine's byte order."""
+    """Return a copy of the given rows of an array, in the machine's byte order.
+
+    The copy may reuse the memory of a deleted array. Row numbers are not checked.
+    """
     selected = empty((len(rows), *array.shape[1:]), array.dtype.newbyteorder("="))
     # np.take would first make a contiguous copy of the whole array, and cannot convert.
     if not (array.flags.c_contiguous and array.dtype.isnative):

@@ -1,1 +1,1 @@
-"""The order of examples: random numbers, permutations and the stream."""
+"""The order in which examples are read, repeated and shuffled, computed from the seed."""

@@ -1,10 +1,12 @@
-"""Random numbers that depend only on a key and never on the order of calls.
+"""Random numbers that are computed from a key, so that they do not depend on the order of calls.
 
-A key combines the seed, the serial number of a fresh example in reading order, the index of its repeat (0 for
-the first use), and a constant for the purpose of the random number. It is hashed with the finaliser of
-SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+A key combines the seed, the serial number of an example, and the index of its repeat (0 for the first use).
+Serial numbers count the examples in reading order, over all ranks and epochs. A further constant separates
+the purposes of random numbers. The hash function is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014).
 
-An *item* is one use of a fresh example. It is stored as one int64, ``serial << ECHO_BITS | echo``.
+In this package, an *item* is one use of an example. It is stored as one int64,
+``serial << ECHO_BITS | echo``, which combines the example's serial number with the index of the repeat.
 """
 
 import random
@@ -34,7 +36,7 @@ _PURPOSE = np.uint64(0xD1342543DE82EF95)
 
 
 def _hash(values: Keys) -> Keys:
-    """Hash the keys in place and return them; uint64 [n]."""
+    """Hash each uint64 in place, and return the same array."""
     shifted = values >> np.uint64(30)  # [n], as values
     values ^= shifted
     values *= _MIX_1
@@ -47,14 +49,16 @@ def _hash(values: Keys) -> Keys:
 
 
 def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
-    """Return one item for each use of each example (or batch), one example after another.
+    """Return one packed number for each use of each example, with the uses of an example in a row.
+
+    A packed number combines an example's number and the index of a repeat: ``serial << ECHO_BITS | echo``.
 
     Args:
-        serials: serial numbers of the examples, shape [n].
-        counts: how often each example is used, shape [n].
+        serials: numbers of the examples (or batches) in reading order, over all ranks and epochs; int64 [n].
+        counts: how often each example is used, int64 [n].
 
     Returns:
-        The items, shape [sum of counts].
+        The packed numbers, int64 [sum of counts].
     """
     firsts = np.cumsum(counts) - counts  # [n], the index of each example's first use in the result
     items: Items = np.repeat((serials << ECHO_BITS) - firsts, counts)
@@ -63,7 +67,7 @@ def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distinct numbers in ascending order."""
+    """Return the sorted distinct values of an array, as ``np.unique`` does."""
     # np.unique of NumPy 2.4 hashes, which is far slower. Its first call also imports numpy.ma, and an
     # interrupt during this import could leave the caller's data inconsistent.
     rising: NDArray[np.int64] = np.sort(numbers)
@@ -73,11 +77,12 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """Return the key from which all random numbers of an item are computed, for each item.
+    """Return a key for each use of an example, from which all random numbers for this use are computed.
 
     Args:
         seed: any integer; only its lowest 64 bits are used.
-        items: packed pairs of serial number and echo index, shape [n].
+        items: the uses, int64 [n]. Each combines the example's number in reading order and the index of the
+            repeat: ``serial << ECHO_BITS | echo``.
 
     Returns:
         Keys, uint64 [n].
@@ -95,21 +100,20 @@ def bits(keys: Keys, purpose: int) -> Keys:
     """Return 64 random bits for each key. Different purposes give independent bits for the same key.
 
     Args:
-        keys: keys of the items, shape [n].
-        purpose: number that distinguishes this draw from others, for example within one augmentation;
-            0 <= purpose < 2**32.
+        keys: result of ``item_keys``, uint64 [n].
+        purpose: number that separates this random draw from others with the same keys; 0 <= purpose < 2**32.
     """
     offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE  # [1]
     return _hash(keys + offset)
 
 
 def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
-    """Return one uniform random number in [0, 1) for each key, with 53 random bits."""
+    """Return a uniform random float64 in [0, 1) for each key, with 53 random bits."""
     return _scaled(keys, purpose, 1)
 
 
 def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
-    """Return one uniform random integer in [low, high) for each key.
+    """Return a uniform random integer in [low, high) for each key.
 
     Raises:
         ValueError: the range is empty.
@@ -121,7 +125,7 @@ def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]
 
 
 def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
-    """Return one random number in [0, size) for each key."""
+    """Return a uniform random float64 in [0, size) for each key."""
     drawn = bits(keys, purpose)  # [n]
     drawn >>= np.uint64(11)
     scaled: NDArray[np.float64] = drawn.astype(np.float64)  # [n]
@@ -132,7 +136,7 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
 
 # Philox(key=...) would be slower, because it first gathers entropy from the operating system.
 class _Seed(ISeedSequence):
-    """A seed sequence that passes a given key to a Philox generator."""
+    """A seed sequence that gives NumPy's Philox generator a fixed 64-bit key."""
 
     def __init__(self, key: int) -> None:
         self._key = key
@@ -142,22 +146,23 @@ class _Seed(ISeedSequence):
 
 
 def generator(key: Any) -> np.random.Generator:
-    """Return a NumPy generator that is seeded with one key."""
+    """Return a NumPy random generator that is seeded with one key."""
     seed: Any = _Seed(int(key))
     return np.random.Generator(np.random.Philox(seed))
 
 
 def seed_globally(key: int, of_torch: int) -> None:
-    """Seed the global generators of ``random`` and NumPy with ``key``, and of torch with ``of_torch``."""
+    """Seed the global random generators of Python and NumPy with ``key``, and torch's with ``of_torch``."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(of_torch)
 
 
 def are_seeded(key: int, of_torch: int) -> bool:
-    """Return whether the global generators are still in the state that ``seed_globally`` set.
+    """Return whether nothing has drawn from the global random generators since ``seed_globally``.
 
-    The caller must restore their states afterwards.
+    The check itself draws random numbers. The caller must therefore restore the generators' states
+    afterwards.
     """
     following = random.random(), np.random.random(), float(torch.rand(()))
     seed_globally(key, of_torch)

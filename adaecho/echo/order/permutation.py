@@ -1,4 +1,4 @@
-"""The order in which an epoch reads the rows of a source: a permutation, or the order of a sampler."""
+"""The order in which each epoch reads the rows of a source: shuffled, in sequence, or as a sampler says."""
 
 import operator
 import threading
@@ -24,24 +24,26 @@ _ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the 
 
 
 class Permutation:
-    """Maps serial numbers to rows of a source with a fixed length.
+    """The order in which the rows of a source with a known length are read, over all epochs.
 
-    A serial number counts the examples in reading order, over all ranks and epochs.
+    Each epoch reads every row once, by default in a new random order. ``rows`` returns the row to read at
+    each serial number. Serial numbers count the examples in reading order, over all ranks and epochs.
 
     Args:
-        length: number of examples in the source.
-        order: "permutation" permutes the rows again in every epoch, as a function of (seed, epoch). "shards"
-            permutes the shards and reads each shard in order. "sequential" keeps the order.
+        length: number of rows in the source; a row is one example.
+        order: "permutation" shuffles all rows again in every epoch, as a function of (seed, epoch). "shards"
+            shuffles the shards and reads each shard in order. "sequential" does not shuffle.
         seed: seed of the permutations.
         shard_lengths: number of examples in each shard; needed for "shards".
-        passes: number of epochs in each iteration; None if iteration is endless.
-        world: number of ranks. If the examples of an iteration do not divide evenly among the ranks, its
-            first examples are repeated at the end until all ranks have the same number.
+        passes: number of epochs in each iteration of the loader; None if iteration is endless.
+        world: number of ranks. If the examples of an iteration do not divide evenly among the ranks, the
+            first ones are repeated at the end, so that all ranks get the same number.
         drop_last: drop the remainder instead of repeating examples.
 
     Attributes:
-        iteration_length: number of serials in one iteration over all ranks; 0 if endless.
-        method: whether permutations are "drawn" as arrays or "computed" row by row.
+        iteration_length: number of examples that all ranks together read in one iteration; 0 if endless.
+        method: "drawn" if the permutation of an epoch is stored as an array, "computed" if each row is
+            computed when it is needed.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Permutation:
         self._block: tuple[int, Rows] = -1, keyed.NO_ITEMS  # the number and rows of the cached block
 
     def rows(self, serials: NDArray[np.int64]) -> Rows:
-        """Return the row of each serial number, int64 [n]. Threads may call this in parallel."""
+        """Return the row to read at each serial number, int64 [n]. Threads may call this in parallel."""
         blocks = serials // BLOCK
         if self.method != "computed" or not len(serials) or (blocks != blocks[0]).any():
             return self._of_serials(serials)
@@ -80,16 +82,21 @@ class Permutation:
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Return a digest of the shard lengths, or of the sampler's rows, in the epoch of a serial number.
+        """Return a checksum of an epoch's reading order, with which a resume detects a changed order.
 
-        A resume compares it to detect a changed order. It is 0 if the order depends only on the seed.
+        When a loader resumes, it compares the checksum with the saved one. The checksum covers the lengths of
+        the shards or the rows from the sampler. It is always 0 for an order that depends only on the seed and
+        the number of rows.
+
+        Args:
+            serial: serial number of any example in the epoch.
         """
         if self._order != "shards":
             return 0
         return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
 
     def _placed(self, serials: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Return the number of the epoch that contains each serial number, and its position in that epoch."""
+        """Return the epoch of each serial number and the position within that epoch, int64 [n] each."""
         if self.iteration_length != self._stored:
             iterations, positions = np.divmod(serials, self.iteration_length)
             serials = iterations * self._stored + positions % self._stored
@@ -108,7 +115,7 @@ class Permutation:
         return rows
 
     def _of_pass(self, number: int, positions: Rows) -> Rows:
-        """Return the row at each position of one pass."""
+        """Return the row at each position of one epoch."""
         if self.method == "computed":
             return permuted(positions, self.length, self._seed, number)
         if self._order != "shards":
@@ -141,19 +148,20 @@ def _bits_of(seed: int, number: int) -> np.random.Philox:
 
 
 def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
-    """Return the row at each position of one epoch, by computing a permutation of [0, ``length``).
+    """Return the rows that a random permutation of ``range(length)`` puts at the given positions.
 
-    The permutation is a generalized Feistel network with cycle-walking (Black and Rogaway, "Ciphers with
-    arbitrary finite domains", CT-RSA 2002).
+    The permutation depends on the seed and the epoch. Each row is computed from its position, so no array of
+    all rows is needed. The method is a generalized Feistel network with cycle-walking (Black and Rogaway,
+    "Ciphers with arbitrary finite domains", CT-RSA 2002).
 
     Args:
         positions: positions in the epoch, int64 [n], each in [0, length).
         length: number of rows, >= 1.
         seed: any integer.
-        number: number of the epoch.
+        number: number of the epoch, counted from 0.
 
     Returns:
-        Rows, int64 [n].
+        Row at each position, int64 [n].
     """
     key = keyed.item_keys(seed, np.array([number << keyed.ECHO_BITS], dtype=np.int64))
     keys = [keyed.bits(key, _ROUND_KEYS + turn) for turn in range(_ROUNDS)]  # uint64 [1] each
@@ -185,18 +193,20 @@ def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
 
 
 class SampledOrder(Permutation):
-    """The order of a sampler, made a function of (seed, epoch).
+    """The reading order that a user's sampler yields, made reproducible so that training can resume exactly.
 
-    The sampler's ``generator``, if it has one as torch's samplers do, is replaced by one seeded by (seed,
-    epoch). Its ``set_epoch``, if it has one, is called before each epoch.
+    Each epoch's order must depend only on the seed and the epoch. If the sampler has an attribute
+    ``generator``, as torch's samplers do, a generator seeded with (seed, epoch) replaces it while the sampler
+    is read. If the sampler has ``set_epoch``, this method is called before each epoch.
 
     Args:
-        sampler: an iterable of row numbers with a length.
+        sampler: an iterable that has a length and yields row numbers.
         rows: number of rows in the source.
         seed, passes, world, drop_last: as in ``Permutation``.
 
     Raises:
-        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for one epoch.
+        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for the same
+            epoch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The echo stage of a running loader, which repeats examples and shuffles the repeats."""
+"""The pipeline stage that repeats examples and shuffles the repeats, called the echo stage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,15 +15,16 @@ RowsOf = Callable[[keyed.Items], Rows]
 
 @dataclass(frozen=True)
 class BadExample:
-    """An example that could not be read or decoded.
+    """An example that could not be read or decoded, with its error.
 
     Attributes:
-        index: local number of the example, which counts the fresh examples of this rank.
-        origin: name of the example in messages.
-        error: the error. An error from a worker process is one that pickle can send.
-        reason: class and message of the error as text.
+        index: number of the example in this rank's reading order, counted from 0 over all epochs.
+        origin: name of the example in messages, such as "example 5 of MyDataset".
+        error: the exception. A RuntimeError replaces an exception from a worker process that pickle cannot
+            send.
+        reason: class and message of the exception as text.
         row: row of the example in the source, which is the same in every epoch; None if unknown.
-        where: text of the traceback if the error comes from a worker process.
+        where: text of the traceback if a worker process raised the exception, otherwise empty.
     """
 
     index: int
@@ -34,7 +35,7 @@ class BadExample:
     where: str = ""
 
     def noted(self, note: str) -> Exception:
-        """Return the error with a note, and with the traceback text if a worker process raised it."""
+        """Return the exception with a note, and with the worker process's traceback if there is one."""
         self.error.add_note(note)
         if self.where:
             self.error.add_note(f"in a worker of the loader:\n{self.where}")
@@ -43,15 +44,17 @@ class BadExample:
 
 @dataclass
 class FreshBlock:
-    """A block of consecutive fresh examples (or batches), without those that could not be read or decoded.
+    """Consecutive examples (or batches) from the source that have not been repeated yet.
 
     Attributes:
-        serials: serial numbers over all ranks, ascending, int64 [n].
-        examples: the input of the pool: a stack or list of n examples, or row numbers if the pool reads from
-            the source itself.
-        next_index: local number of the first fresh example after the block.
-        bad: the bad examples of the block.
-        draws: whether reading the first example drew random numbers from a global generator.
+        serials: numbers of the good examples in reading order, over all ranks and epochs; ascending,
+            int64 [n].
+        examples: the n good examples, in the form that ``Pool.insert`` accepts: stacked arrays, a list, or
+            row numbers if the pool reads from the source itself. None if worker processes keep the examples.
+        next_index: number of the first example after the block, in this rank's reading order.
+        bad: the examples of the block that could not be read or decoded.
+        draws: whether the dataset is known to draw from the global random generators when it reads an
+            example.
     """
 
     serials: NDArray[np.int64]
@@ -62,22 +65,30 @@ class FreshBlock:
 
 
 class Pool(Protocol):
-    """Storage for the examples (or batches) to which items refer."""
+    """Interface of the storage that keeps each example (or batch) once for all its repeats."""
 
     def insert(self, examples: Any, repeats: NDArray[np.int64]) -> Rows:
-        """Insert examples, each with the number of times that it will be used; return their rows."""
+        """Store n examples and return the storage row of each, int64 [n].
+
+        Args:
+            repeats: how often each example will be used, int64 [n]. The storage may free it after its last
+                use.
+        """
 
 
 @dataclass
 class Outputs:
-    """Consecutive outputs of an echo stage.
+    """Consecutive outputs of an echo stage, with the data to find the stream position after each of them.
+
+    An output is one use of an example. While the input lasts, each use that enters the shuffle buffer pushes
+    out another. This yields the first m of the n outputs. The others leave after the input has ended.
 
     Attributes:
-        items, rows: the items and the rows of their examples in the pool; int64 [n] each.
-        before: the cursor of the stream before the first output.
-        entering: the items that entered the buffer in exchange for the first m outputs, int64 [m]. The other
-            n - m outputs left while the buffer drained.
-        end: local number of the next fresh example that the stage will request.
+        items, rows: the outputs, packed as in ``order.keyed``, and the storage rows of their examples;
+            int64 [n] each.
+        before: position in the stream before the first output.
+        entering: the uses that entered the buffer and pushed out the first m outputs, int64 [m].
+        end: number of the next example that the stage will request, in this rank's reading order.
         world: number of ranks.
     """
 
@@ -92,7 +103,7 @@ class Outputs:
         return len(self.items)
 
     def cursor(self, count: int) -> Cursor:
-        """Return the cursor of the stream after the first ``count`` outputs."""
+        """Return the position in the stream after the first ``count`` outputs."""
         before, exchanged = self.before, len(self.entering)
         if count <= exchanged:
             return Cursor(before.entered + count, int(self.entering[count - 1]))
@@ -100,28 +111,33 @@ class Outputs:
         return Cursor(before.entered + exchanged, last, before.drained + count - exchanged)
 
     def next_index(self, count: int) -> int:
-        """Return the local number of the first fresh example that the first ``count`` outputs do not need."""
+        """Return the number of the first example that the first ``count`` outputs do not need.
+
+        The number counts the examples in this rank's reading order.
+        """
         if count > len(self.entering):
             return self.end
         return (int(self.entering[count - 1]) >> keyed.ECHO_BITS) // self.world + 1
 
 
 class EchoStage:
-    """The stage that repeats each fresh example (or batch) and then shuffles the repeats in a buffer.
+    """Pipeline stage that repeats each fresh example (or batch) and shuffles the repeats in a buffer.
+
+    A fresh example is one that comes from the source, not from a repeat.
 
     Args:
-        upstream: function that returns a block of the next fresh examples in serial order, at most as many as
-            its argument says; None at the end of the iteration.
-        pool: stores the examples.
-        stream: the stream that the stage must follow.
-        block: largest number of items that enter in one step while the buffer fills.
-        lookahead: smallest number of fresh examples to request. It exceeds 1 only for arrays in memory. For
-            other sources, early requests would delay the output.
+        upstream: function that returns the next fresh examples in reading order; None at the end of the
+            iteration. Its argument is the number of examples requested, but it may return fewer or more.
+        pool: storage of the examples.
+        stream: the order that the stage must follow, with the echoing factor and the size of the buffer.
+        block: largest number of repeats that enter the buffer in one step while it fills.
+        lookahead: smallest number of fresh examples to request at once. It exceeds 1 only for arrays in
+            memory, because requesting more from a slower source would delay the output.
 
     Attributes:
-        cursor: the cursor of the stream after the last output.
-        next_index: local number of the next fresh example to request. The examples before it may not have
-            entered the buffer yet.
+        cursor: position in the stream after the last output.
+        next_index: number of the next example to request, in this rank's reading order. Uses of the examples
+            before it may still wait to enter the buffer.
     """
 
     def __init__(
@@ -141,13 +157,15 @@ class EchoStage:
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
 
     def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
-        """Continue from a cursor instead of the start.
+        """Continue from a saved position in the stream instead of the start.
+
+        The pool must already contain the examples of ``contents``.
 
         Args:
-            cursor: the cursor of the stream.
-            next_index: local number of the next fresh example at the cursor.
-            contents: contents of the buffer at the cursor.
-            rows_of: maps items to the rows of their examples in the pool.
+            cursor: the saved position.
+            next_index: number of the next example to read, in this rank's reading order.
+            contents: the uses of examples that are in the buffer, or wait to enter it, at this position.
+            rows_of: function that returns the storage row of the example for each of these uses.
         """
         self._buffer.load(contents.buffer, rows_of(contents.buffer), draining=cursor.drained > 0)
         self.cursor, self.next_index = cursor, next_index
@@ -179,11 +197,13 @@ class EchoStage:
         return outputs
 
     def take_repeats(self) -> list[tuple[int, Cursor]]:
-        """Return the next items, each with the cursor after it, or an empty list at the end of the iteration.
+        """Return the next outputs, each with the stream position after it; empty at the end of the iteration.
 
-        With a shuffle buffer this is one item, otherwise all repeats of the next fresh batch.
+        With a shuffle buffer, the list has one output. Without a buffer, it has all repeats of the next fresh
+        batch.
         """
         buffer, fresh = self._buffer, None
+        # After a resume, repeats can wait to enter even without a buffer; they then leave one by one.
         if buffer.size or buffer.draining or len(self._items):
             outputs = self.take(1)
             return list(zip(outputs.items.tolist(), [self.cursor], strict=False))
@@ -202,14 +222,18 @@ class EchoStage:
         return [(first + n, Cursor(entered + n + 1, first + n)) for n in range(int(counts[0]))]
 
     def _draw(self, count: int) -> tuple[keyed.Items, Rows, NDArray[np.int64]]:
-        """Return the next ``count`` repeated items with rows and slots, or fewer at the end of the input."""
+        """Take the next ``count`` uses that wait to enter the buffer, or fewer at the end of the input.
+
+        Returns:
+            The uses, the storage rows of their examples, and the buffer slots that they will enter.
+        """
         self._gather(count)
         items, rows, slots = self._items, self._rows, self._slots
         self._items, self._rows, self._slots = items[count:], rows[count:], slots[count:]  # views, not copies
         return items[:count], rows[:count], slots[:count]
 
     def _gather(self, count: int) -> None:
-        """Request fresh examples until ``count`` items wait to enter the buffer, or until the input ends."""
+        """Request fresh examples until ``count`` uses wait to enter the buffer, or until the input ends."""
         factor = self.stream.factor
         while len(self._items) < count:
             factor.settle(self.next_index)
@@ -228,7 +252,7 @@ class EchoStage:
                     self._wait(keyed.uses(fresh.serials, counts), np.repeat(rows, counts))
 
     def _wait(self, items: keyed.Items, rows: Rows) -> None:
-        """Append items to those that wait to enter the buffer."""
+        """Append uses of examples to those that wait to enter the buffer."""
         slots = ShuffleBuffer.slots(self.stream.seed, self.stream.size, items)  # [items]
         if len(self._items):  # each array then holds the waiting entries, followed by the new ones
             items, rows = np.concatenate([self._items, items]), np.concatenate([self._rows, rows])

@@ -1,8 +1,10 @@
 """The order of examples after repeating and shuffling, computed from the seed for any position.
 
-An item is one use of a fresh example, which is repeated according to the echoing factor. When a shuffle
-buffer is full, each entering item pushes out the item in a random slot. A cursor of three numbers marks a
-position, from which the loader can rebuild its buffers.
+Each example enters a shuffle buffer as often as the echoing factor says. One use of an example is called an
+item. Once the buffer is full, each item that enters pushes out the item in a random slot.
+
+All random choices are computed from the seed. A resumed loader can therefore compute which items were in the
+buffer at a position, so no state has to store the buffer. The position takes three numbers (``Cursor``).
 """
 
 import math
@@ -23,7 +25,7 @@ _LEAST_LOOK = 1 << 12  # smallest number of fresh examples to search at once
 Rows = NDArray[np.int64]
 
 History = list[tuple[int, float]]
-"""For each echoing factor so far: the local number of the first fresh example under it, and the factor."""
+"""Pairs (number, factor): each echoing factor so far, after the number of the first example it applies to."""
 
 
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
@@ -33,7 +35,7 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 
     Args:
         seed: seed of the random numbers.
-        numbers: local numbers of the examples, int64 [n].
+        numbers: numbers of the examples in this rank's reading order, int64 [n].
         factor: the echoing factor e.
 
     Returns:
@@ -49,16 +51,17 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 
 
 class Factor:
-    """The echoing factor of a stage, with the history of its changes.
+    """The echoing factor e, the mean number of uses of each example, with its changes during training.
 
-    If the factor is not an integer, the number of uses of each example is random.
+    If e is not an integer, each example is used floor(e) or ceil(e) times, at random with mean e.
 
     Args:
-        seed: seed of the random numbers of repeats.
-        first: the factor until its first change.
+        seed: seed of the random numbers of uses.
+        first: the factor at the start of training.
 
     Attributes:
-        history: the factors so far. Iteration only appends to this list, so that any thread may read it.
+        history: the factors so far, each with the number of the first example that it applies to. Iteration
+            only appends to this list, so any thread may read it.
     """
 
     def __init__(self, seed: int, first: float) -> None:
@@ -75,7 +78,7 @@ class Factor:
         """Return how often each example is used, int64 [n].
 
         Args:
-            numbers: local numbers of the examples, ascending, int64 [n].
+            numbers: numbers of the examples in this rank's reading order, ascending, int64 [n].
         """
         first, value = self.history[-1]
         if not len(numbers) or numbers[0] >= first:
@@ -87,7 +90,7 @@ class Factor:
         return counts
 
     def total(self, first: int, count: int) -> int:
-        """Return how many items ``count`` fresh examples make, starting with local number ``first``."""
+        """Return the total number of uses of ``count`` examples, starting with example number ``first``."""
         if first >= self.history[-1][0] and self.value == math.floor(self.value):
             return count * int(self.value)
         end = first + count
@@ -95,11 +98,12 @@ class Factor:
         return sum(int(self.counts(numbers).sum()) for numbers in blocks)
 
     def fresh_needed(self, items: int, next_index: int) -> int:
-        """Return the smallest number of fresh examples that yield the required number of items.
+        """Return the smallest number of next fresh examples that are used at least ``items`` times in total.
 
         Args:
-            items: number of items needed.
-            next_index: local number of the next fresh example.
+            items: required total number of uses.
+            next_index: number of the first of these examples in this rank's reading order. The result depends
+                on it, because the number of uses differs between examples unless the factor is an integer.
         """
         most = math.ceil(items / math.floor(self.value))
         if self.value == math.floor(self.value):
@@ -112,13 +116,13 @@ class Factor:
         self._asked_for = value
 
     def settle(self, next_index: int) -> None:
-        """Apply the requested factor, if there is one, from local number ``next_index`` on."""
+        """Apply the requested factor, if there is one, to all examples from number ``next_index`` on."""
         if self._asked_for is not None:
             value, self._asked_for = self._asked_for, None
             self.history.append((next_index, value))
 
     def begun(self, index: int) -> "Factor":
-        """Return the factor for an iteration that begins at local number ``index`` with the current value."""
+        """Return the factor for an iteration that begins with example ``index``, at the current value."""
         begun, history = Factor(self._seed, self.value), self.history
         if history[-1][0] > index:
             history = [*(change for change in history if change[0] < index), (index, self.value)]
@@ -126,11 +130,11 @@ class Factor:
         return begun
 
     def before(self, index: int) -> History:
-        """Return the part of the history up to local number ``index``."""
+        """Return the part of the history up to example number ``index``."""
         return [change for change in self.history if change[0] <= index or change is self.history[0]]
 
     def go_back(self, history: History) -> None:
-        """Restore an earlier history and drop any requested change."""
+        """Restore an earlier history and discard any requested change."""
         self.history, self._asked_for = list(history), None
 
 
@@ -154,7 +158,10 @@ class AutoFactor:
         return not self._steps % _EVERY_STEPS
 
     def follow(self, ratio: float | None, factor: Factor) -> None:
-        """Set the factor to the ratio R, within its bounds; do nothing while R is not known (None)."""
+        """Request a factor equal to the ratio R, limited to [1, ``max_factor``].
+
+        Nothing is requested if R is not known yet (None), or if the factor would change by 5 % or less.
+        """
         if ratio is None:
             return
         wanted = round(float(min(max(ratio, 1.0), self._max_factor)), 2)  # a Python float, for states
@@ -163,12 +170,14 @@ class AutoFactor:
 
 
 class Cursor(NamedTuple):
-    """Position in a stream, counted from the start of its iteration.
+    """Position in the output of an echo stage, counted from the start of the iteration.
+
+    The stage repeats examples (or batches). The repeats, called items, pass through a shuffle buffer.
 
     Attributes:
         entered: number of items that have entered the buffer.
-        last: the last item that has entered; -1 if there is none.
-        drained: number of outputs after the end of the input, while the buffer drains.
+        last: the item that entered last, packed as in ``order.keyed``; -1 if none has entered.
+        drained: number of items that have left since the input ended. From then on, the buffer only empties.
     """
 
     entered: int = 0
@@ -176,7 +185,7 @@ class Cursor(NamedTuple):
     drained: int = 0
 
     def outputs(self, size: int) -> int:
-        """Return the number of items that have left a buffer with ``size`` slots."""
+        """Return the number of items that have left the buffer, if the buffer has ``size`` slots."""
         return max(0, self.entered - size) + self.drained
 
 
@@ -184,11 +193,15 @@ BEGINNING = Cursor()
 
 
 class Contents(NamedTuple):
-    """The items between input and output at a cursor.
+    """The uses of examples that an echo stage holds at one position.
+
+    They have been created by repeating examples, but have not been output yet.
 
     Attributes:
-        buffer: items in the buffer, by slot, or in drain order once the buffer drains; int64 [n].
-        pending: repeats of the last example that have not entered the buffer yet; int64 [m].
+        buffer: the uses in the shuffle buffer, int64 [n], ordered by slot. After the input has ended, they
+            are in the order in which they will leave.
+        pending: further uses of the example that entered last, which still wait to enter the buffer;
+            int64 [m].
     """
 
     buffer: keyed.Items = keyed.NO_ITEMS
@@ -196,7 +209,7 @@ class Contents(NamedTuple):
 
     @property
     def items(self) -> keyed.Items:
-        """All items, int64 [n + m]."""
+        """All uses, first ``buffer`` and then ``pending``; int64 [n + m]."""
         return np.concatenate(self)
 
 
@@ -208,8 +221,9 @@ NOTHING = Contents()
 class ShuffleBuffer:
     """A shuffle buffer with a fixed number of slots.
 
-    Once all slots are filled, each entering item pushes out the item in a random slot. At the end of an
-    iteration, the remaining items leave in random order.
+    Once all slots are filled, each item that enters pushes out the item in a random slot. At the end of an
+    iteration, the remaining items leave in random order. An item is one use of an example, packed in an
+    int64.
 
     Args:
         seed: seed of the random slots.
@@ -227,7 +241,7 @@ class ShuffleBuffer:
 
     @staticmethod
     def slots(seed: int, size: int, items: keyed.Items) -> NDArray[np.int64]:
-        """Return the slot of each item, uniformly random in [0, size); int64 [n]."""
+        """Return the slot that each item enters once the buffer is full: uniform in [0, size), int64 [n]."""
         if size <= 1:
             return np.zeros(len(items), dtype=np.int64)
         return keyed.integers(keyed.item_keys(seed, items), SLOT, 0, size)
@@ -248,7 +262,7 @@ class ShuffleBuffer:
         return self._drain is not None
 
     def fill(self, items: keyed.Items, rows: Rows) -> None:
-        """Store items and their rows in empty slots."""
+        """Put items, with the storage rows of their examples, into empty slots."""
         end = self._filled + len(items)
         self._items[self._filled : end] = items
         self._rows[self._filled : end] = rows
@@ -257,15 +271,15 @@ class ShuffleBuffer:
     def swap(
         self, entering: keyed.Items, entering_rows: Rows, slots: NDArray[np.int64]
     ) -> tuple[keyed.Items, Rows]:
-        """Exchange each entering item for the item in its slot.
+        """Put each item into its slot of the full buffer, and return the items that were in these slots.
 
         Args:
-            entering: the entering items, int64 [n].
-            entering_rows: rows of their examples in the pool, int64 [n].
-            slots: slots of the entering items, int64 [n].
+            entering: the items that enter (one item is one use of an example), int64 [n].
+            entering_rows: storage rows of their examples, int64 [n].
+            slots: the slot that each item enters, int64 [n].
 
         Returns:
-            The items that leave and their rows, int64 [n] each.
+            The items that leave and the storage rows of their examples, int64 [n] each.
         """
         if not self.size or not len(entering):
             return entering, entering_rows
@@ -294,19 +308,20 @@ class ShuffleBuffer:
             self._drained = 0
 
     def drain(self, count: int) -> tuple[keyed.Items, Rows]:
-        """Remove and return up to ``count`` of the remaining items, with their rows."""
+        """Remove and return up to ``count`` remaining items, with the storage rows of their examples."""
         assert self._drain is not None
         slots = self._drain[self._drained : self._drained + count]
         self._drained += len(slots)
         return self._items[slots], self._rows[slots]
 
     def load(self, items: keyed.Items, rows: Rows, *, draining: bool) -> None:
-        """Load the contents at a cursor.
+        """Replace the contents of the buffer, in order to continue from a saved position.
 
         Args:
-            items: items in the buffer, by slot, or in drain order if the buffer drains; int64 [n].
-            rows: rows of their examples in the pool, int64 [n].
-            draining: whether the buffer drains.
+            items: the uses of examples to put into the buffer, int64 [n]. They are in the order of the slots,
+                or if ``draining``, in the order in which they will leave.
+            rows: storage rows of their examples, int64 [n].
+            draining: whether the input has already ended, so that the buffer only empties.
         """
         self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
@@ -315,18 +330,19 @@ class ShuffleBuffer:
 
 
 class Stream:
-    """The sequence of items that an echo stage outputs in one iteration.
+    """The sequence of outputs of an echo stage in one iteration, computed from the seed.
 
-    An item is one of the repeated uses of an example (or of a batch, if the stage repeats batches).
+    An output is one use of an example (or of a batch, if the stage repeats batches). The stage repeats each
+    example and passes the repeats through a shuffle buffer. Each rank numbers its examples in reading order.
 
     Args:
-        seed: seed of the buffer's slots.
-        size: number of slots of the buffer; a buffer of size 0 passes items on in order.
-        factor: the echoing factor.
-        rank, world: this rank and the number of ranks. The example with local number i on this rank has the
-            serial number ``i * world + rank``.
-        begin: first local number of the iteration.
-        bad: local numbers of bad examples, ascending.
+        seed: seed of the shuffle buffer.
+        size: number of slots of the shuffle buffer; with size 0, the outputs are not shuffled.
+        factor: the echoing factor, with its changes.
+        rank, world: this rank and the number of ranks. Example number i of this rank is example number
+            ``i * world + rank`` of all ranks together, which is its serial number.
+        begin: number of this rank's first example in the iteration.
+        bad: numbers of this rank's examples that could not be read, ascending. They have no outputs.
     """
 
     def __init__(
@@ -336,15 +352,15 @@ class Stream:
         self.rank, self.world, self.begin, self.bad = rank, world, begin, bad
 
     def number(self, item: Any) -> Any:
-        """Return the local number of the fresh example to which an item refers; also of items, int64 [n]."""
+        """Return the number of an item's example in this rank's reading order; also for an array of items."""
         return (item >> keyed.ECHO_BITS) // self.world
 
     def item_of(self, number: int) -> int:
-        """Return the item for the first use of the example with a local number."""
+        """Return the packed int64 for the first use of this rank's example with the given number."""
         return (number * self.world + self.rank) << keyed.ECHO_BITS
 
     def entering(self, start: int, stop: int) -> keyed.Items:
-        """Return the items of all good examples with local numbers in [start, stop), in order."""
+        """Return all uses of this rank's good examples with numbers in [start, stop), in reading order."""
         numbers = np.arange(start, stop, dtype=np.int64)  # [stop - start], before the bad ones are removed
         bad = self.bad[bisect_left(self.bad, start) : bisect_left(self.bad, stop)]
         if bad:
@@ -352,11 +368,11 @@ class Stream:
         return keyed.uses(numbers * self.world + self.rank, self.factor.counts(numbers))
 
     def contents(self, cursor: Cursor) -> Contents:
-        """Compute the items between input and output at a cursor."""
+        """Compute the uses of examples that are in the buffer, or wait to enter it, at a position."""
         return Contents(self.held(cursor), self.pending(cursor))
 
     def pending(self, cursor: Cursor) -> keyed.Items:
-        """Return the repeats of the last example that have not entered the buffer at a cursor."""
+        """Return the remaining uses of the example that is entering the buffer at a position."""
         if cursor.last < 0:
             return keyed.NO_ITEMS
         number = self.number(cursor.last)
@@ -364,14 +380,18 @@ class Stream:
         return repeats[repeats > cursor.last]
 
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
-        """Return the items of a block of examples that ends before local number ``stop``.
+        """Return the uses of a block of examples, as one step of a search backwards through the stream.
 
         Args:
-            stop: local number of the first example after the block.
-            last: the last item to return.
+            stop: number of the first example after the block, in this rank's reading order.
+            last: the last use to return, at which the search began.
 
         Returns:
-            The items up to ``last``, and the local number at which the block starts.
+            The uses, and the number of the first example in the block.
+
+        Raises:
+            ValueError: the search has passed the start of the iteration, so the position is not from this
+                loader.
         """
         if stop <= self.begin:
             raise ValueError(
@@ -383,11 +403,14 @@ class Stream:
         return items[: np.searchsorted(items, last, side="right")], start
 
     def _after_last(self, cursor: Cursor) -> int:
-        """Return the local number of the first example that has not begun to enter the buffer at a cursor."""
+        """Return the number of the first example of which no use has entered the buffer at a position."""
         return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
     def held(self, cursor: Cursor) -> keyed.Items:
-        """Compute the items in the buffer at a cursor, by slot, or in drain order after the input's end."""
+        """Compute the uses of examples that are in the buffer at a position.
+
+        They are ordered by slot, or after the input has ended, in the order in which they will leave.
+        """
         # A slot holds the last item that entered it, so search backwards until every slot has an item.
         buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
         entered, stop = cursor.entered, self._after_last(cursor)
@@ -408,29 +431,32 @@ class Stream:
         return buffer
 
     def oldest(self, cursor: Cursor) -> int:
-        """Return the oldest item that is in the buffer at a cursor, or else the next item to enter."""
+        """Return the oldest item in the buffer, or waiting to enter it, at a position.
+
+        An item is one use of an example. If there is none, return the next item to enter.
+        """
         following = self.item_of(self._after_last(cursor))
         return int(np.append(self.contents(cursor).items, following).min())
 
     def leaving(self, cursor: Cursor, first: int, stop: int) -> keyed.Items:
-        """Compute the outputs ``first`` to ``stop - 1`` of the iteration, which lie before a cursor."""
+        """Compute the outputs ``first`` to ``stop - 1`` of the iteration, given any later position."""
         start = self.earlier(cursor, first)
         buffer = ShuffleBuffer(self.seed, self.size)
         held = self.held(start)
         buffer.load(held, held, draining=start.drained > 0)
         left = [keyed.NO_ITEMS]
         if not start.drained:
-            left.append(self._exchanged(buffer, start, cursor, stop - first))
+            left.append(self._replayed(buffer, start, cursor, stop - first))
         if cursor.drained:
             buffer.begin_drain()
             left.append(buffer.drain(stop - first)[0])
         return np.concatenate(left)[: stop - first]
 
     def earlier(self, cursor: Cursor, output: int) -> Cursor:
-        """Return the cursor at which ``output`` items had left the buffer.
+        """Return the stream position after the first ``output`` outputs of the iteration.
 
         Args:
-            cursor: a cursor at or after that position, from which the search goes backwards.
+            cursor: a known position, at or after the requested one. The method searches backwards from it.
             output: number of outputs since the start of the iteration.
         """
         exchanged = max(0, cursor.entered - self.size)
@@ -446,12 +472,14 @@ class Stream:
             items, stop = self._block_before(stop, cursor.last)
         return Cursor(entered, int(items[len(items) - 1 - further]))
 
-    def _exchanged(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
-        """Compute up to ``count`` outputs between two cursors, before the buffer begins to drain.
+    def _replayed(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
+        """Compute the outputs between two stream positions by moving items through the full buffer again.
+
+        Outputs after the end of the input are not included.
 
         Args:
-            buffer: the buffer with its contents at ``start``.
-            start, end: the two cursors.
+            buffer: the buffer with its contents at ``start``. This method changes its contents.
+            start, end: the two positions.
             count: largest number of outputs to return.
         """
         left, entered = [keyed.NO_ITEMS], self.begin if start.last < 0 else self.number(start.last)

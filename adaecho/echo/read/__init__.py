@@ -23,13 +23,13 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
     """Wrap the object that the user passed as ``source`` in the class for its kind.
 
     Args:
-        source: the object as the user passed it.
-        seed: seed for the samplers if the object is a DataLoader.
-        batch_size: number of examples per batch; None if the source yields whole batches.
-        world_size: number of ranks among which the source should shard its whole batches.
+        source: arrays, a map-style dataset, an iterable, or a function that returns an iterable.
+        seed: seed of the random numbers if the object is a DataLoader.
+        batch_size: number of examples per batch; None if the object yields whole batches.
+        world_size: number of ranks. A source of whole batches must split the batches among the ranks.
 
     Raises:
-        ValueError: the object is empty, or neither indexable with a length nor iterable.
+        ValueError: the object is empty or is not a source of examples.
     """
     _check(source, batch_size)
     if batch_size is None:
@@ -57,7 +57,10 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
 
 
 def _check(source: Any, batch_size: int | None) -> None:
-    """Raise ValueError for objects that can be iterated or indexed but do not yield examples."""
+    """Raise ValueError for an object that can be iterated or indexed, but does not yield single examples.
+
+    This rejects a string, a table of columns, and a DataLoader whose batches would be batched again.
+    """
     if isinstance(source, str | bytes):
         raise ValueError(
             f"source={source!r:.80}: a string is not a source of examples; open the file (numpy.load, a "
@@ -84,10 +87,13 @@ def _check(source: Any, batch_size: int | None) -> None:
 
 
 def _as_arrays(source: Any) -> Columns | None:
-    """Return arrays, alone, in a dict or in a tuple, as columns; return None for other objects.
+    """Return ``Columns`` if the source is an array, a dict or tuple of arrays, or a ``TensorDataset``.
+
+    A tensor counts as an array. For any other source, return None.
 
     Raises:
-        ValueError: the arrays differ in length, or a tuple contains an array that cannot be a column.
+        ValueError: the arrays differ in length, or a tuple contains an array that is not numeric or not in
+            CPU memory.
     """
     # A subclass is not unpacked, because it may have its own __getitem__.
     of_dataset = type(source) is TensorDataset
@@ -112,10 +118,10 @@ def _as_arrays(source: Any) -> Columns | None:
 
 
 def warn_if_unshared(source: Any, world_size: int) -> None:
-    """Warn if a source of whole batches does not declare that it is sharded among the ranks.
+    """Warn if a source of whole batches seems to yield the same batches on every rank.
 
-    It declares sharding by a ``DistributedSampler``, a method ``set_share``, or an attribute ``rank`` of the
-    source or its ``settings``.
+    There is no warning if the source has a ``DistributedSampler``, a method ``set_share``, or an attribute
+    ``rank`` or ``settings.rank``. Each of these shows that the source splits its batches among the ranks.
     """
     declared = hasattr(source, "set_share") or hasattr(getattr(source, "settings", source), "rank")
     if world_size == 1 or declared:

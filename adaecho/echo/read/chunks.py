@@ -1,7 +1,9 @@
-"""The stages before the echo: read, decode and, for ``example_after_augmentation``, augment.
+"""The steps before examples are repeated: read, decode and possibly augment.
 
-A reader works in two steps. ``claim`` selects the next examples, in one thread at a time. ``work`` then reads
-them, in many threads at the same time.
+Examples are augmented before they are repeated only in the variant ``example_after_augmentation``.
+
+A reader has two methods for these steps. ``claim`` selects the next examples, and only one thread at a time
+calls it. ``work`` reads and prepares these examples, and many threads may call it at the same time.
 """
 
 import errno
@@ -42,13 +44,14 @@ NONE_SKIPPED = (
 
 
 def is_of_machine(error: Exception) -> bool:
-    """Return whether the machine or the network caused an error, and not the content of one example.
+    """Return whether an error comes from the machine or the network, rather than from a bad example.
 
-    The loader raises these errors instead of skipping the example:
+    The loader skips bad examples, but raises the following errors:
 
-    * the built-in errors of connections, memory, missing files and permissions;
-    * an ``OSError`` with an errno, for example from a full disk, except EINVAL, EISDIR and ENAMETOOLONG;
-    * the errors of network clients, except ``ValueError``.
+    * Python's built-in errors for connections, time-outs, memory, missing files and permissions
+    * any ``OSError`` with an errno, for example from a full disk. Exceptions are EINVAL, EISDIR and
+      ENAMETOOLONG, which an example with a wrong file name can cause.
+    * errors of network client libraries, except ``ValueError``
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
         return True
@@ -59,26 +62,29 @@ def is_of_machine(error: Exception) -> bool:
 
 
 class BadExamples:
-    """The examples that could not be read or decoded.
+    """A record of the bad examples, that is, those that could not be read or decoded.
 
-    The first one beyond the budget raises its error. A row that is bad in every epoch counts only once.
+    The loader skips at most ``budget`` bad examples. The next bad example raises its error. A row of the
+    source that is bad in several epochs counts only once.
 
     Args:
         budget: largest number of bad examples to skip.
 
     Attributes:
-        found: the bad examples, each as a dict with its local number, origin, error and row.
-        numbers: local numbers of all bad examples in all epochs, ascending; the stream leaves them out.
-            Iteration only appends to this list.
+        found: a dict for each bad example. ``index`` is its index among all examples that this rank reads,
+            ``origin`` its name, ``error`` the text of the error, and ``row`` its row in the source, or None.
+        numbers: the indices of all bad examples, ascending. A row that is bad in several epochs is listed
+            once for each epoch.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget, self._in_a_row = budget, 0
         self.found: list[dict[str, Any]] = []
+        # Iteration only appends to this list, so that another thread can save a state at any time.
         self.numbers: list[int] = []
 
     def add(self, chunk: FreshBlock) -> None:
-        """List the bad examples of a chunk, and raise the error of the first one beyond the budget."""
+        """Record the bad examples of a block, and raise the error of the first one beyond the budget."""
         self._in_a_row = 0 if len(chunk.serials) else self._in_a_row + len(chunk.bad)
         for bad in chunk.bad:
             if self._in_a_row > 2 * self._budget + _HOPELESS:
@@ -91,7 +97,7 @@ class BadExamples:
                 raise bad.noted(f"while reading {bad.origin}; {self._explanation()}")
 
     def go_back(self, index: int) -> None:
-        """Remove the entries from local number ``index`` on. The loader will read these examples again."""
+        """Remove all bad examples whose index is at least ``index``, because they will be read again."""
         self.found = [bad for bad in self.found if bad["index"] < index]
         self.numbers = [number for number in self.numbers if number < index]
 
@@ -103,7 +109,7 @@ class BadExamples:
 
 
 def warn_caller(message: str) -> None:
-    """Issue a warning that points to the line of the user's code which called this package."""
+    """Issue a warning that points to the line of the user's code that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
         frame, level = frame.f_back, level + 1
@@ -116,11 +122,14 @@ _LARGE_BYTES = 1 << 16
 
 Serials = NDArray[np.int64]
 ReaderState = tuple[list[Any], list[Any]]
-"""Points at which reading can begin, and fingerprints of examples, both as plain values."""
+"""Points at which reading can restart, and fingerprints (digests) of examples, both as plain values."""
 
 
 class Tried:
-    """Decodes examples only to detect bad ones, if the buffer contains encoded examples."""
+    """A function that decodes an example only to check it, and returns it still encoded.
+
+    It is used if the shuffle buffer contains encoded examples.
+    """
 
     def __init__(self, decode: Callable[[Any], Any]) -> None:
         self._decode = decode
@@ -132,29 +141,34 @@ class Tried:
 
 @dataclass
 class Preparation:
-    """The steps between reading an example and the echo stage.
+    """The steps that prepare an example after it is read and before it is repeated.
 
     Attributes:
         decode: deterministic function that decodes one example; None if the source yields decoded examples.
-        augment: function that augments many examples before the echo; None if augmentation comes later.
+        augment: function that augments many examples at once; None if examples are augmented later, after
+            they have been repeated, or not at all.
         stacked: whether to stack examples of the same shape into arrays.
-        length: function that returns the number of examples in a whole batch; None if the source yields
-            single examples.
-        alone: whether this runs in a worker process, which keeps examples one by one.
+        length: function that returns the number of examples in a batch; None if the source yields single
+            examples instead of whole batches.
+        in_worker: whether the steps run in a worker process. Examples are then not stacked, because a worker
+            stores each example separately.
     """
 
     decode: Callable[[Any], Any] | None = None
     augment: Callable[[keyed.Items, Examples], Examples] | None = None
     stacked: bool = True
     length: Callable[[Any], int] | None = None
-    alone: bool = False
+    in_worker: bool = False
 
     def own(self, example: Any) -> Any:
-        """Return a copy of an example that the loader may cache and write into; a whole batch as it is."""
+        """Return a copy of an example, so that the loader may keep it and write into it.
+
+        If ``stacked`` is false, return the example itself.
+        """
         return with_own_arrays(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
-        """Return the number of examples in one item of the source, which is 1 unless it is a whole batch."""
+        """Return the number of examples in an item of the source: 1, or the length of a batch."""
         if self.length is None:
             return 1
         try:
@@ -163,10 +177,10 @@ class Preparation:
             return 0  # a bad batch contributes no examples
 
     def finish(self, serials: Serials, examples: Examples) -> Examples:
-        """Augment the examples if augmentation comes before the echo, and stack them if possible."""
+        """Apply ``augment`` to the examples if it is set, and stack them if possible."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
-        if isinstance(examples, Columns) or not self.stacked or self.alone or not examples:
+        if isinstance(examples, Columns) or not self.stacked or self.in_worker or not examples:
             return examples
         return examples if num_bytes(examples[0]) > _LARGE_BYTES else stack(examples) or examples
 
@@ -179,18 +193,18 @@ class Preparation:
         world: int,
         rows: Sequence[int] | Rows | None = None,
     ) -> FreshBlock:
-        """Read, decode and ``finish`` some examples, and collect those that cannot be read or decoded.
+        """Read and prepare n examples, and separate the bad ones, which cannot be read or decoded.
 
         Args:
-            serials: serial numbers of the examples, int64 [n].
-            end: local number of the first example after them.
-            fetch: function that reads the example at a position in ``serials``.
-            origin: function that returns the name of the example at a position, for messages.
+            serials: index of each example in the reading order of all ranks, int64 [n].
+            end: index of the next example after these n, counting only the examples of this rank.
+            fetch: ``fetch(i)`` reads example i, 0 <= i < n.
+            origin: ``origin(i)`` returns the name of example i for messages.
             world: number of ranks.
-            rows: rows of the examples in the source, if known.
+            rows: row of each example in the source; None if unknown.
 
         Returns:
-            The good examples, with the list of bad ones.
+            The prepared good examples, and the list of bad examples.
         """
         good, positions, bad = [], [], []
         for position, serial in enumerate(serials.tolist()):
@@ -207,7 +221,7 @@ class Preparation:
                     raise
                 row = None if rows is None else int(rows[position])
                 reason, where = f"{type(error).__name__}: {error}", ""
-                if self.alone:  # pickle sends an error without its traceback, so the text is sent as well
+                if self.in_worker:  # pickle sends an error without its traceback, so the text is sent as well
                     error, where = picklable_error(error), traceback.format_exc().rstrip()
                 bad.append(BadExample(serial // world, origin(position), error, reason, row, where))
             else:
@@ -219,19 +233,22 @@ class Preparation:
 
 
 class PrefetchQueue:
-    """Queue of fresh examples, which threads can fill before the echo stage needs the examples.
+    """A queue of examples from the source. Threads may read them before the loader needs them.
 
     Args:
-        claim, work: the two methods of the reader.
-        bad: the list to which bad examples are added.
-        index: local number of the first example.
-        drawn: function to call for each block whose reading drew random numbers.
-        begins: whether the first example is the first one of an iteration.
+        claim: function that selects the next examples, at most the given number. The function returns None
+            if there are no more.
+        work: function that reads the examples that ``claim`` selected.
+        bad: record to which the queue adds bad examples.
+        index: index of the first example among all examples that this rank reads.
+        drawn: function to call if reading drew random numbers from a global generator, to warn the user.
+        begins: whether the queue starts at the beginning of an iteration over the loader. Only then can the
+            queue detect that all examples of the iteration are bad.
 
     Attributes:
-        index: local number of the next example.
+        index: index of the next example among all examples that this rank reads.
         examples: number of examples returned so far, including bad ones.
-        map: the map that reads. The caller may replace it by one with threads.
+        map: calls ``claim`` and ``work`` for each block. The caller may replace it to use threads.
     """
 
     def __init__(
@@ -251,10 +268,13 @@ class PrefetchQueue:
         self._has_good = not begins
 
     def take_again(self, count: int) -> FreshBlock:
-        """Return examples that the buffers need again.
+        """Return the next examples that are read a second time, to refill the buffers after a resume.
+
+        Args:
+            count: largest number of examples; ignored if threads read, whose blocks have a fixed size.
 
         Raises:
-            Exception: the error of an example that cannot be read now, although it could before.
+            Exception: an example cannot be read now, although the first read succeeded.
         """
         self._wanted = count
         chunk = self.map.get()
@@ -264,10 +284,14 @@ class PrefetchQueue:
         return chunk
 
     def take(self, count: int) -> FreshBlock | None:
-        """Return the next ``count`` examples, or the next chunk with threads; None at the iteration's end.
+        """Return the next block of examples, or None at the end of the iteration.
+
+        Args:
+            count: largest number of examples; ignored if threads read, whose blocks have a fixed size.
 
         Raises:
-            Exception: the error of a bad example beyond the budget, or if all examples are bad.
+            Exception: the error of a bad example, if there are more bad examples than may be skipped, or if
+                all examples of the iteration are bad.
         """
         self._wanted = count
         chunk = self.map.get()

@@ -19,23 +19,23 @@ from adaecho.echo.threads import PoolThread
 
 
 def is_keyed(source: Any) -> bool:
-    """Return whether the object is a DataLoader that does not override ``__iter__``."""
+    """Return whether ``DataLoaderSource`` can wrap an object: a DataLoader with the original ``__iter__``."""
     return isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
 
 
 class DataLoaderSource(IterableSource):
-    """A source that wraps a DataLoader and makes its random numbers functions of (seed, epoch).
+    """A source that wraps a DataLoader, and makes each epoch reproducible from a seed.
 
-    The samplers use a generator seeded by (seed, epoch). The global generators of torch, NumPy and ``random``
-    are seeded by (seed, epoch, batch) in the process that reads the dataset. If the dataset is map-style,
+    The generator of the samplers is seeded for each epoch. The global generators of torch, NumPy and
+    ``random`` are seeded for each batch, in the process that reads the dataset. If the dataset is map-style,
     reading can start at any batch of an epoch.
 
     Args:
         loader: the DataLoader.
-        seed: seed of all these random numbers.
+        seed: seed from which the seeds of all epochs and batches are computed.
 
     Attributes:
-        sends: whether worker processes of the DataLoader read the dataset and send the batches.
+        reads_in_workers: whether worker processes of the DataLoader read the dataset.
     """
 
     _remedy = (
@@ -47,27 +47,29 @@ class DataLoaderSource(IterableSource):
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader)
         self._loader, self._seed = loader, seed
-        self.seekable = self.knows_rows = not isinstance(loader.dataset, IterableDataset)
+        self.seekable = self.has_order_digest = not isinstance(loader.dataset, IterableDataset)
         self.reordered = True
         self._of_batches = loader.batch_sampler is not None
         self._sampler: Any = loader.batch_sampler if self._of_batches else loader.sampler
-        self.sends = loader.num_workers > 0
+        self.reads_in_workers = loader.num_workers > 0
         self._generator, self._upcoming = torch.Generator(), _Upcoming()
         self._own: DataLoader[Any] | None = None  # a copy of the DataLoader that uses the seeded indices
 
     def own_batch(self, batch: Any) -> Any:
         """Copy a batch, unless the DataLoader has already put it into new memory."""
-        return batch if self._of_batches or self.sends else super().own_batch(batch)
+        return batch if self._of_batches or self.reads_in_workers else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
-        """Return the batches of one pass, from a position on.
+        """Return an iterator over the batches of one epoch, which may start at a saved position.
 
         Args:
-            number: number of the pass, counted from 0.
-            position: number of batches to skip and a digest of their indices; empty for the whole pass.
+            number: number of the epoch, counted from 0.
+            position: the ``position`` of an earlier iterator over this epoch, whose batches are skipped. An
+                empty sequence starts at the first batch.
 
         Raises:
-            ValueError: the skipped batches would differ from those of the saved state.
+            ValueError: the skipped batches would differ from those of the earlier iterator, or the dataset
+                is not map-style.
         """
         if isinstance(position, dict) or (position and not self.seekable):
             raise self._takes_no_position()
@@ -84,14 +86,21 @@ class DataLoaderSource(IterableSource):
             opened.skip_to(position)
         return opened
 
-    def rows(self, iterator: Any) -> int:
-        """Return a digest of the indices of all batches of the epoch so far; 0 if the indices are unknown."""
-        return int(iterator.position[1]) if self.knows_rows else 0
+    def order_digest(self, iterator: Any) -> int:
+        """Return a digest of all dataset indices in the epoch so far, to detect a changed order.
+
+        Return 0 if the indices are unknown, as for an ``IterableDataset``.
+        """
+        return int(iterator.position[1]) if self.has_order_digest else 0
 
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
-        """Return an iterator over the batches with these indices.
+        """Return an iterator that loads batches with a copy of the DataLoader.
 
-        Persistent workers continue to run after the epoch.
+        Persistent workers keep running between epochs, unless the dataset has a method ``set_epoch``.
+
+        Args:
+            indices: yields the dataset indices of each batch.
+            seed: seed of the DataLoader's generator.
         """
         # Persistent workers would not see an epoch that is set after their start.
         kept = None if hasattr(self._loader.dataset, "set_epoch") else self._own
@@ -118,7 +127,7 @@ class DataLoaderSource(IterableSource):
 
 
 def _within(sampler: Any) -> list[Any]:
-    """Return a sampler and all samplers that it contains in its attributes, each once."""
+    """Return a sampler and all samplers nested in its attributes, each once, outermost first."""
     found = [sampler]
     for one in found:
         for name, value in getattr(one, "__dict__", {}).items():
@@ -129,12 +138,10 @@ def _within(sampler: Any) -> list[Any]:
 
 
 def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
-    """Iterate over a sampler that draws from the given generator.
+    """Iterate over a sampler, which draws its random numbers from the given generator.
 
-    Args:
-        sampler: the sampler to iterate over.
-        samplers: the sampler and those that it contains.
-        generator: the generator to draw from.
+    During each draw, ``generator`` replaces the torch generator of each sampler in ``samplers``. This list
+    contains the sampler and all samplers nested in it.
     """
     # The type is checked, because samplers of other libraries may use the name for something else.
     drawing = [one for one in samplers if isinstance(getattr(one, "generator", 0), torch.Generator | None)]
@@ -156,15 +163,16 @@ def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Ite
 
 
 class Pass:
-    """Iterator over the batches of one pass.
+    """Iterator over the batches of one epoch of a DataLoader.
 
     Args:
-        source: the source to which the pass belongs.
-        drawn: yields the indices of each batch, as its sampler draws them.
-        seed: seed of the first batch. The seed of each later batch is larger by 1.
+        source: the source that wraps the DataLoader.
+        drawn: yields the dataset indices of each batch.
+        seed: seed of the first batch. Batch number i, counted from 0, uses ``seed + i``.
 
     Attributes:
-        position: number of batches received so far, and a digest of their indices.
+        position: a pair of integers: the number of batches received so far, and a digest of their dataset
+            indices.
     """
 
     def __init__(self, source: DataLoaderSource, drawn: Iterator[Any], seed: int) -> None:
@@ -175,12 +183,12 @@ class Pass:
         self.position = 0, 0
 
     def _digested(self, drawn: Iterator[Any]) -> Iterator[Any]:
-        """Yield the indices of each batch to the DataLoader, and record a digest of them."""
+        """Yield the indices of each batch, and record a digest of all indices up to this batch."""
         digest = 0
         for number, index in enumerate(drawn):
             digest = zlib.crc32(str(index).encode(), digest)
             self._digests.append(digest)
-            yield _Seeding(self._seed + number, index) if self._source.sends else index
+            yield _Seeding(self._seed + number, index) if self._source.reads_in_workers else index
 
     def __iter__(self) -> "Pass":
         return self
@@ -189,7 +197,7 @@ class Pass:
         # A thread of the loader must not change the global generators, because the training step may use
         # them at the same time.
         by_pool_thread = isinstance(threading.current_thread(), PoolThread)
-        seeded = not (self._source.sends or by_pool_thread)
+        seeded = not (self._source.reads_in_workers or by_pool_thread)
         with keyed.global_generators_kept() if seeded else nullcontext():
             if seeded:
                 seed = self._seed + self.position[0]
@@ -201,7 +209,7 @@ class Pass:
         return batch
 
     def skip_to(self, position: Any) -> None:
-        """Skip the batches before a position by drawing only their indices, without reading them.
+        """Skip the batches before a saved position. Draw their indices, but do not read the dataset.
 
         Raises:
             ValueError: the indices differ from those of the saved state.
@@ -221,7 +229,7 @@ class Pass:
 
 
 class _Upcoming:
-    """Replaces the sampler of a DataLoader and yields the indices of the next epoch."""
+    """A sampler that yields the prepared indices of the next epoch, in place of the user's sampler."""
 
     indices: Iterator[Any]
 
@@ -230,7 +238,7 @@ class _Upcoming:
 
 
 class _Seeding:
-    """A batch index that seeds the global generators of a worker process when the worker unpickles it."""
+    """The dataset indices of a batch, which seed a worker's global generators when they are unpickled."""
 
     def __init__(self, seed: int, index: Any) -> None:
         self._seed, self._index = seed, index

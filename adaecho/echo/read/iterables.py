@@ -30,8 +30,8 @@ class IterableSource:
 
     The iterable may have the following optional methods:
 
-    * ``set_epoch(number)`` is called before each epoch. The iterable's sampler or dataset may have it
-      instead.
+    * ``set_epoch(number)`` is called before each epoch. The iterable's sampler or dataset may have this
+      method instead.
     * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
     * ``iterate_from(position)`` returns an iterator that starts at a position, a sequence of integers. Each
       iterator reports its position in an attribute ``position``.
@@ -43,13 +43,14 @@ class IterableSource:
 
     Attributes:
         name: name of the source in messages.
-        seekable: whether the iterable has ``iterate_from``.
+        seekable: whether reading can start at any saved position in an epoch, by ``iterate_from``.
+        has_order_digest: whether the row numbers of examples are known, so that ``order_digest`` is not 0.
         reordered: whether the order of examples may differ between epochs.
         within: whether the reader has begun the current epoch and not yet reached its end.
     """
 
     thread_safe = True  # because only one thread at a time reads an iterable
-    knows_rows = False
+    has_order_digest = False
     _remedy = (
         "Seed its random numbers by set_epoch(epoch), e.g. in a class whose __iter__ creates it with "
         "seed=epoch. Or yield examples in their stored order and shuffle with shuffle_buffer=. Instead of a "
@@ -76,18 +77,19 @@ class IterableSource:
             return None
 
     def set_share(self, rank: int, world: int) -> bool:
-        """Let the source shard itself if it can; return whether it then yields only this rank's examples."""
+        """Let the source yield only the examples of this rank, and return whether it supports this."""
         set_share = getattr(self._source, "set_share", None)
         if set_share is not None:
             self._share = partial(set_share, rank, world)
         return set_share is not None
 
     def open_pass(self, number: int, position: Position = ()) -> Iterator[Any]:
-        """Return an iterator over one pass, from a position on.
+        """Return an iterator over one epoch, which may start at a saved position.
 
         Args:
-            number: number of the pass, counted from 0.
-            position: position at which to start; empty for the start of the pass.
+            number: number of the epoch, counted from 0.
+            position: position at which to start, as ``position()`` returned it; empty for the start of the
+                epoch.
 
         Raises:
             ValueError: the source cannot be iterated, cannot start again, or accepts no position.
@@ -124,22 +126,22 @@ class IterableSource:
         return 1 if self.seekable else APART if self._methods is not None else 0
 
     def position(self, iterator: Any) -> Position:
-        """Return the position of the iterator of the current pass; () if unknown."""
+        """Return the position of the current epoch's iterator, or () if the position is unknown."""
         if self.seekable:
             return tuple(operator.index(part) for part in iterator.position)
         return () if self._methods is None else _saved(self._methods)
 
     def position_after_pass(self) -> Position:
-        """Return the position between the completed epoch and the next epoch; () if unknown."""
+        """Return the position between the completed epoch and the next one, or () if it is unknown."""
         methods = position_methods(self._source)
         return () if methods is None or self._methods is None else _saved(methods)
 
-    def rows(self, iterator: Any) -> int:  # noqa: ARG002 (of an adapter that knows them)
-        """Return a digest of the rows that the iterator has yielded; 0 if the rows are unknown."""
+    def order_digest(self, iterator: Any) -> int:  # noqa: ARG002 (of an adapter that knows it)
+        """Return a digest of the row numbers that the iterator has yielded, or 0 if they are unknown."""
         return 0
 
     def let_go(self, iterator: Any) -> None:
-        """Close the iterator of a pass, unless the iterator is itself the source."""
+        """Close the iterator of an epoch, unless the iterator is the source itself."""
         # A generator that has not yielded yet is not closed, because it could never yield afterwards.
         unread = inspect.isgenerator(iterator) and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
         if iterator is not self._source and hasattr(iterator, "close") and not unread:
@@ -157,7 +159,7 @@ class IterableSource:
         self._check_begins(given, begun=begun)
 
     def _check_begins(self, given: Any, *, begun: bool = False) -> None:
-        """Raise ValueError if the source is an iterator that was left in the middle of an epoch."""
+        """Raise ValueError if the source is an iterator that would continue an unfinished epoch."""
         # ``iter`` may continue this epoch. With ``set_epoch``, ``iter`` is assumed to start a new one.
         begun |= self.within and given is self._opened and isinstance(given, Iterator)
         if begun and not hasattr(given, "set_epoch"):
@@ -169,13 +171,13 @@ class IterableSource:
             )
 
     def own_batch(self, batch: Any) -> Any:
-        """Return a copy of a whole batch, because the source may reuse its memory, as FFCV and DALI do."""
+        """Return a copy of a batch, because the source may reuse the batch's memory, as FFCV and DALI do."""
         with suppress(TypeError):  # objects that cannot be copied are returned as they are
             return duplicate(batch)
         return batch
 
     def other_example(self, serial: int) -> ValueError:
-        """Return the error for an example that is different when it is read again."""
+        """Return the error to raise if an example has changed when it is read again."""
         return ValueError(
             f"load_state_dict: {self.origin(serial)} differs from the example in the saved state: "
             f"{self.name} yields other examples, or another order, when it is iterated again, so some would "
@@ -221,7 +223,7 @@ def _take(methods: PositionMethods, position: Any) -> None:
 
 
 def encoded(state: Any) -> str:
-    """Encode the state of another library's loader as text, so that a flat state can contain it."""
+    """Encode the state of another library's loader as text, to save it in the state of this loader."""
     file = io.BytesIO()
     torch.save(state, file)
     return base64.b64encode(file.getvalue()).decode()

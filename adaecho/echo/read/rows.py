@@ -30,17 +30,16 @@ class ArraySource:
         self.resident = not any(map(_is_memory_map, arrays.arrays))
 
     def read(self, rows: Rows) -> Columns:
-        """Return copies of some rows."""
+        """Return copies of the examples in the given rows."""
         return self.arrays.take(rows)
 
     def batches_at_once(self, batch_size: int) -> int:
-        """Return the number of batches to process in one piece of work; more than 1 for small examples."""
-        # For small examples the overhead of Python calls would dominate, so a piece has several batches.
+        """Return how many batches to build together, to amortize the Python overhead of small examples."""
         examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
         return max(1, examples // batch_size)
 
-    def fetch(self, rows: Rows, keys: Any) -> Callable[[int], Any]:  # noqa: ARG002 (they draw nothing)
-        """Read some rows and return a function from a position in ``rows`` to the example there."""
+    def fetch(self, rows: Rows, seeds: Any) -> Callable[[int], Any]:  # noqa: ARG002 (they draw nothing)
+        """Read the given rows, and return a function that maps i to the example in ``rows[i]``."""
         return self.read(rows).examples().__getitem__
 
     def origin(self, row: int) -> str:
@@ -93,15 +92,16 @@ class MapSource:
         self.thread_safe = is_thread_safe(dataset)
         self.draws = False  # whether reading has drawn random numbers from a global generator
 
-    def fetch(self, rows: Rows, keys: list[int]) -> Callable[[int], Any]:
-        """Return a function from a position in ``rows`` to the example there.
+    def fetch(self, rows: Rows, seeds: list[int]) -> Callable[[int], Any]:
+        """Return a function that maps i to the example in ``rows[i]``.
 
         Args:
-            rows: row numbers, int64 [n].
-            keys: n seeds for the global generators, one for each example; empty to leave them as they are.
+            rows: row numbers of n examples, int64 [n].
+            seeds: one seed for each example, for the global generators of torch, NumPy and ``random``. An
+                empty list means no seeding.
         """
-        if keys:
-            return lambda position: self._seeded(int(rows[position]), keys[position])
+        if seeds:
+            return lambda position: self._seeded(int(rows[position]), seeds[position])
         if not hasattr(self._dataset, "__getitems__"):
             return lambda position: self._dataset[int(rows[position])]
         try:
@@ -114,8 +114,8 @@ class MapSource:
             return lambda position: self._dataset[int(rows[position])]
         return examples.__getitem__
 
-    def _seeded(self, row: int, key: int) -> Any:
-        keyed.seed_globally(key, key >> 1)
+    def _seeded(self, row: int, seed: int) -> Any:
+        keyed.seed_globally(seed, seed >> 1)
         return self._dataset[row]
 
     def origin(self, row: int) -> str:
@@ -125,21 +125,22 @@ class MapSource:
 
 
 class RandomReader:
-    """Reads a source whose rows can be read in any order.
+    """A reader of the examples of one rank, for a source whose rows can be read in any order.
+
+    The *serial number* of an example is its index in the reading order of all ranks, over all epochs.
 
     Args:
         source: the source.
-        permutation: maps serial numbers to rows.
-        preparation: the steps between reading and the echo stage, such as ``decode``.
-        rank, world: this rank and the number of ranks. The rank reads the serials that are congruent to
-            ``rank`` modulo ``world``.
-        resident: whether to return row numbers instead of examples, because the source itself serves as the
-            pool.
+        permutation: maps serial numbers to rows of the source.
+        preparation: the steps that prepare an example after it is read, such as decoding.
+        rank, world: this rank and the number of ranks. The rank reads the examples whose serial number is
+            congruent to ``rank`` modulo ``world``.
+        resident: whether to return row numbers instead of examples. This saves copies if the source is an
+            array in memory, from which a batch can read its rows directly.
         seed: seed for the random numbers that a dataset draws from the global generators.
 
     Attributes:
-        reads_again: whether the examples claimed by ``again`` are read from the source. If not, they need no
-            second read, or ``resume`` has read them already.
+        reads_again: whether a resume must read the examples of the shuffle buffer from the source once more.
     """
 
     def __init__(
@@ -159,32 +160,35 @@ class RandomReader:
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        """Go to the start of an iteration.
+        """Move to the first example of an iteration over the loader.
 
         Args:
             iteration: number of the iteration, counted from 1.
-            passes: number of epochs in each iteration; None if iteration is endless.
-            abandoned_at: local number at which the previous iteration was abandoned; None if it ended.
+            passes: number of epochs in each iteration; None if the iteration is endless.
+            abandoned_at: index of the next example when the user broke off the previous iteration; None if
+                that iteration was completed. Only ``SequentialReader`` uses this argument.
 
         Returns:
-            The first local number of the iteration.
+            The index of the first example of the iteration among all examples that this rank reads.
         """
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
     def span(self, iteration: int) -> tuple[int, int]:
-        """Return the first local numbers of an iteration and of the next iteration."""
+        """Return the range [start, end) of an iteration, as indices among all examples of this rank."""
         of_each = self._permutation.iteration_length // self._world
         return (iteration - 1) * of_each, iteration * of_each
 
     def claim(self, count: int) -> tuple[Serials, Rows, int] | None:
-        """Assign the next fresh examples to the calling thread, which reads them with ``work``.
+        """Select the next n examples for the calling thread, which then reads them with ``work``.
 
         Args:
             count: largest number of examples.
 
         Returns:
-            The serials [n], the rows [n] and the local number after them; None at the end of the iteration.
+            None at the end of the iteration, otherwise three values. The first is the index of each example
+            in the reading order of all ranks, int64 [n]. The second is the row of each example in the source,
+            int64 [n]. The third is the index of the next example, counting only the examples of this rank.
         """
         end = min(self._index + count, self._limit)
         if end <= self._index:
@@ -194,7 +198,7 @@ class RandomReader:
         return serials, self._permutation.rows(serials), end
 
     def work(self, claim: tuple[Serials, Rows, int]) -> FreshBlock:
-        """Read, decode and prepare the examples of a claim."""
+        """Read and prepare the examples that ``claim`` or ``again`` selected."""
         serials, rows, end = claim  # [n], [n]
         source = self._source
         if self._resident:
@@ -203,29 +207,33 @@ class RandomReader:
             return FreshBlock(serials, self._preparation.finish(serials, source.read(rows)), end)
         if isinstance(source, ArraySource) or source.thread_safe or not len(serials):
             return self._fresh(claim, [])
-        keys = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
+        seeds = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         with keyed.global_generators_kept():
             if not source.draws:
                 # Seeding each example takes longer than reading a small one. A dataset that turns out to
                 # draw is read again with the seeds.
-                keyed.seed_globally(keys[0], keys[0] >> 1)
+                keyed.seed_globally(seeds[0], seeds[0] >> 1)
                 fresh = self._fresh(claim, [])
-                if keyed.are_seeded(keys[0], keys[0] >> 1):
+                if keyed.are_seeded(seeds[0], seeds[0] >> 1):
                     return fresh
                 source.draws = True
-            fresh = self._fresh(claim, keys)
+            fresh = self._fresh(claim, seeds)
         fresh.draws = True
         return fresh
 
-    def _fresh(self, claim: tuple[Serials, Rows, int], keys: list[int]) -> FreshBlock:
+    def _fresh(self, claim: tuple[Serials, Rows, int], seeds: list[int]) -> FreshBlock:
         (serials, rows, end), source = claim, self._source
         return self._preparation.fresh(
-            serials, end, source.fetch(rows, keys), lambda position: source.origin(int(rows[position])),
+            serials, end, source.fetch(rows, seeds), lambda position: source.origin(int(rows[position])),
             self._world, rows,
         )  # fmt: skip
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
-        """Return the state that ``resume`` needs to continue at local number ``index``."""
+        """Return a digest of the order of the current epoch, with which ``resume`` detects a changed order.
+
+        Args:
+            index: index of the next example among all examples that this rank reads.
+        """
         mark = self._mark(index) if index else 0
         return ([[mark, []]] if mark else []), []
 
@@ -235,19 +243,20 @@ class RandomReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Go to a local number, to continue from a saved state.
+        """Move to the example at which a saved state continues.
 
         Args:
-            index: local number of the next fresh example.
+            index: index of this example among all examples that this rank reads.
             iteration, passes: as in ``begin``.
-            needed: serials of the earlier examples that ``again`` will claim for the buffers.
-            state: result of ``state`` when the state was saved.
+            needed: serial numbers of the earlier examples that must be read again to refill the buffers.
+                ``again`` will select them.
+            state: the result of ``state`` when the state was saved.
 
         Returns:
-            The number of examples that had to be read again, here 0.
+            The number of examples that this call read: always 0, because any row can be read directly.
 
         Raises:
-            ValueError: the order of the current epoch differs from the saved one.
+            ValueError: the order of the current epoch differs from the saved order.
         """
         progress, _ = state
         within = len(needed) or passes is None or index != self.span(iteration)[1]
@@ -261,12 +270,15 @@ class RandomReader:
         return 0
 
     def again(self, serials: Serials) -> tuple[Serials, Rows, int]:
-        """Claim examples that the buffers need again; ``serials`` ascend, and each is claimed only once."""
+        """Select earlier examples to read again, in order to refill the shuffle buffer after a resume.
+
+        Over all calls, ``serials`` ascend without repetition.
+        """
         return serials, self._permutation.rows(serials), 0
 
     def go_alone(self) -> None:
-        """Prepare the reader for use in a worker process, which keeps examples one by one."""
-        self._preparation.alone = True
+        """Adapt the reader to a worker process, which stores each example separately."""
+        self._preparation.in_worker = True
 
     def close(self) -> None:
         """Do nothing, because the dataset belongs to the user."""

@@ -1,8 +1,8 @@
-"""The reader of iterables, which can be read only in their own order.
+"""The reader of iterables, which yield examples only in their own order.
 
-To resume, the reader iterates again from a mark, a point at which reading can restart. It compares
-fingerprints (digests) of a few examples with those in the state, to detect that the iterable yields different
-data.
+To resume, the reader iterates again from a mark, which is a point at which reading can restart. It compares
+fingerprints (digests) of a few examples with those in the saved state, to detect that the iterable yields
+different data.
 """
 
 import functools
@@ -33,38 +33,36 @@ _LEAVES, _ELEMENTS = 64, 4096  # a fingerprint covers at most so many leaves, an
 _SIZED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types by bytes per element
 
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
-"""Serial numbers [n] of some examples, the examples, and the index of each example in its pass."""
+"""n examples to prepare: their serial numbers [n], the examples, and the index of each in its epoch."""
 
 
 @dataclass(frozen=True)
 class Mark:
     """A point in an iterable at which reading can restart.
 
-    The count of an example is its index among the examples of all ranks and all epochs.
-
     Attributes:
-        number: number of the epoch.
-        first: count at which the epoch began.
-        count: number of examples before the mark, over all epochs.
+        epoch: number of the epoch, counted from 0.
+        epoch_start: number of examples that the iterable yielded before this epoch.
+        count: number of examples that the iterable yielded before this point, over all epochs.
         position: position from which the source can continue; empty for the start of an epoch.
     """
 
-    number: int
-    first: int
+    epoch: int
+    epoch_start: int
     count: int
     position: Position = ()
 
     def plain(self) -> list[Any]:
-        """Return the mark as a list of numbers and strings, for a state."""
+        """Convert the mark to a list of numbers and strings, to store it in a state."""
         own = isinstance(self.position, dict)
         position = encoded(self.position["own"]) if own else list(self.position)  # type: ignore[call-overload]
-        return [self.number, self.first, self.count, position]
+        return [self.epoch, self.epoch_start, self.count, position]
 
     @staticmethod
-    def of_plain(number: int, first: int, count: int, position: Any) -> "Mark":
-        """Return the mark that ``plain`` stored."""
+    def of_plain(epoch: int, epoch_start: int, count: int, position: Any) -> "Mark":
+        """Restore a mark from the values that ``plain`` returned."""
         own = isinstance(position, str)
-        return Mark(number, first, count, {"own": decoded(position)} if own else position)
+        return Mark(epoch, epoch_start, count, {"own": decoded(position)} if own else position)
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
@@ -84,33 +82,33 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 
 
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
-    """Return the marks that a resume needs.
+    """Return the marks that a state must contain. A mark is a point at which reading can restart.
 
-    These are the last mark before the oldest example to read again, and the starts of all later epochs. A
-    mark is a point at which reading can restart.
+    A resume restarts at the first returned mark. The others are the starts of the epochs that it then enters.
+    The count of an example is the number of examples that the iterable yielded before it, over all epochs.
 
     Args:
-        marks: marks of the iteration, ascending; empty before its first epoch.
-        oldest: count of the oldest example that is needed.
-        following: count of the next example to read.
-        after: count just after the last example read, or one less if that example is read again as well.
+        marks: all marks of the iteration, ascending; empty before its first epoch.
+        oldest: count of the oldest example in the shuffle buffer.
+        following: count of the next example of this rank. Epochs that start after it are left out.
+        after: count of the first example that a resume reads if the buffer is empty.
     """
-    opened = [mark for mark in marks if mark.first <= following]
+    opened = [mark for mark in marks if mark.epoch_start <= following]
     if not opened:
         return []
-    oldest = min(oldest, max(after, opened[-1].first))
+    oldest = min(oldest, max(after, opened[-1].epoch_start))
     first, *later = opened[max(sum(mark.count <= oldest for mark in opened) - 1, 0) :]
-    return [first, *(mark for mark in later if mark.count == mark.first)]
+    return [first, *(mark for mark in later if mark.count == mark.epoch_start)]
 
 
 class ReplayFingerprints:
-    """Fingerprints of a sample of the examples, to detect that the data differ after a resume.
+    """Fingerprints of some examples, to detect that an iterable yields different data after a resume.
 
-    A fingerprint is a digest of an example, or of the rows of the epoch so far if the source knows them. One
-    thread may add fingerprints while another thread saves a state.
+    A fingerprint is a digest of the example. If the source knows the row numbers of its examples, the
+    fingerprint is instead a digest of all row numbers in the epoch up to the example.
 
     Args:
-        spacing: the fingerprint is computed for one example in every ``spacing``.
+        spacing: one in every ``spacing`` examples gets a fingerprint.
         world: number of ranks.
     """
 
@@ -124,35 +122,37 @@ class ReplayFingerprints:
         """Remove all fingerprints."""
         self._seen = []
 
-    def add(self, serial: int, index: int, example: Any, rows: int = 0, *, always: bool = False) -> None:
-        """Add the fingerprint of an example if the example belongs to the sample.
+    def add(self, serial: int, index: int, example: Any, digest: int = 0, *, always: bool = False) -> None:
+        """Add the fingerprint of an example, if the example should have a fingerprint.
+
+        The first examples of an epoch get a fingerprint, and later only one in every ``spacing`` examples.
 
         Args:
-            serial: serial number of the example.
-            index: index of the example in its epoch, over all ranks.
+            serial: index of the example in the reading order of all ranks, over all epochs.
+            index: index of the example among the examples that the iterable yields in this epoch.
             example: the example.
-            rows: digest of the rows of the epoch so far; 0 if unknown.
+            digest: a known fingerprint of the example; 0 to compute the fingerprint.
             always: whether to add the fingerprint in any case.
         """
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
-            self._seen = [*self._seen[1 - _KEPT :], (serial, rows or fingerprint(example))]
+            self._seen = [*self._seen[1 - _KEPT :], (serial, digest or fingerprint(example))]
 
     def before(self, serial: int) -> list[int]:
-        """Return the last few fingerprints before a serial number, as a flat list."""
+        """Return the last few fingerprints of examples before ``serial``: [serial, fingerprint, ...]."""
         # Examples read ahead are left out, so that a state does not depend on how far the loader reads ahead.
         last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
         return [number for witness in last for number in witness]
 
     def expect(self, flat: list[int]) -> None:
-        """Load the fingerprints of a state, to compare them with the examples that are read again."""
+        """Load the fingerprints of a saved state, to compare them with examples that are read again."""
         numbers = iter(map(int, flat))
         self._seen = list(zip(numbers, numbers, strict=True))
         self._expected = dict(self._seen)
 
-    def is_as_before(self, serial: int, example: Any, rows: int = 0) -> bool:
-        """Return whether an example matches its fingerprint in the state; true if there is none."""
+    def is_as_before(self, serial: int, example: Any, digest: int = 0) -> bool:
+        """Return whether an example matches its fingerprint in the saved state; True if there is none."""
         expected = self._expected.pop(serial, None)
-        return expected is None or expected == (rows or fingerprint(example))
+        return expected is None or expected == (digest or fingerprint(example))
 
 
 def fingerprint(example: Any) -> int:
@@ -179,7 +179,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _content(value: Any) -> bytes:
-    """Return the content of a leaf as bytes; empty for objects whose content is unknown."""
+    """Return the bytes of a value to digest, which are a sample for a large array; empty if unknown."""
     if isinstance(value, str | int | float | np.generic):
         return str(value).encode()
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
@@ -207,22 +207,23 @@ def _places(size: int) -> NDArray[np.int64]:
 
 
 class SequentialReader:
-    """Reads an iterable. Its methods have the same meaning as the methods of ``RandomReader``.
+    """A reader of the examples of one rank from an iterable, with the same methods as ``RandomReader``.
 
-    Three numbers identify an example:
+    If the iterable does not split its examples among the ranks, each rank iterates over all examples, and
+    keeps only every ``world``-th of them. Each example therefore has three indices, all from 0 and over all
+    epochs:
 
-    * The *count* is its index among all examples that the iterable yields to this rank, over all epochs.
-    * The *local number* is its index among the examples that this rank uses.
-    * The *serial number* is unique over all ranks.
+    * The *count* is its index among all examples that the iterable yields in this process.
+    * The *local number* is its index among the examples that this rank keeps.
+    * The *serial number* is its index in the reading order of all ranks, ``local number * world + rank``.
 
     Args:
         source: the iterable.
-        preparation: the steps between reading and the echo stage, such as ``decode``.
-        rank, world: this rank and the number of ranks. The serial numbers of the rank are congruent to
-            ``rank`` modulo ``world``.
+        preparation: the steps that prepare an example after it is read, such as decoding.
+        rank, world: this rank and the number of ranks.
     """
 
-    reads_again = False
+    reads_again = False  # because ``resume`` has read the examples of the shuffle buffer already
 
     def __init__(
         self,
@@ -258,7 +259,7 @@ class SequentialReader:
         return counts
 
     def _after(self, index: int) -> int:
-        """Return the count just after the example that precedes local number ``index``."""
+        """Return how many examples the iterable yields until this rank has kept ``index`` examples."""
         return (index - 1) * self._every + self._kept + 1 if index else 0
 
     # Passes
@@ -273,23 +274,25 @@ class SequentialReader:
         self._last_pass = None if passes is None else iteration * passes
         number = 0 if passes is None else (iteration - 1) * passes
         following, self._following = self._following, None
-        begins = following is not None and following.number == number
+        begins = following is not None and following.epoch == number
         self._open(number, position=following.position if following and begins else ())
         return max(0, math.ceil((self._count - self._kept) / self._every))
 
-    def _open(self, number: int, first: int | None = None, position: Position = ()) -> None:
-        """Open a pass, unless the iteration has ended, and set a mark there.
+    def _open(self, number: int, start: int | None = None, position: Position = ()) -> None:
+        """Start reading an epoch, unless the iteration has ended, and record a mark at this point.
+
+        A mark is a point at which reading can restart.
 
         Args:
-            number: number of the pass.
-            first: count at which the pass began; None for the current count.
-            position: position in the pass; empty for its start.
+            number: number of the epoch, counted from 0.
+            start: number of examples that the iterable yielded before the epoch; None means all so far.
+            position: position in the epoch at which to start; empty for its beginning.
         """
         over = self._last_pass is not None and number >= self._last_pass
         if over and not position:
             position = self._source.position_after_pass()
         self._let_go()
-        self._pass, self._taken_up = (number, self._count if first is None else first), bool(position)
+        self._pass, self._taken_up = (number, self._count if start is None else start), bool(position)
         if not over:
             self._iterator = self._source.open_pass(number, position)
             if not position and not self._source.seekable:
@@ -300,7 +303,11 @@ class SequentialReader:
         self._marks = thinned([*self._marks, Mark(*self._pass, self._count, position)])
 
     def _next(self) -> tuple[int, Any] | None:
-        """Return the count and the example of the next item of any rank; None at the end of the iteration."""
+        """Read the next example of the iterable, even if it belongs to another rank.
+
+        Return the example's index among all examples that the iterable yields over all epochs, and the
+        example. Return None at the end of the iteration.
+        """
         while self._iterator is not None:
             try:
                 example = next(self._iterator, _ENDED)
@@ -314,7 +321,7 @@ class SequentialReader:
         return None
 
     def _end_pass(self) -> None:
-        """Record the end of the current pass and open the next one."""
+        """Begin the next epoch after the iterable has ended. Raise ValueError if it yielded no examples."""
         self._source.within = False
         number, first = self._pass
         length = self._count - first
@@ -345,8 +352,8 @@ class SequentialReader:
                 serial, index_in_pass = self._serial(number), number - self._pass[1]
                 # The first example after a mark always gets a fingerprint, because it may be the only one
                 # that a resume reads again.
-                first = marked and not claimed
-                self._witnesses.add(serial, index_in_pass, example, source.rows(self._iterator), always=first)
+                digest = source.order_digest(self._iterator)
+                self._witnesses.add(serial, index_in_pass, example, digest, always=marked and not claimed)
                 # The example is copied now, because the source may put its next one into the same memory.
                 claimed.append((serial, self._own(example), index_in_pass))
         if not claimed:
@@ -366,11 +373,16 @@ class SequentialReader:
     # States
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """Return the marks that ``resume`` needs, and fingerprints of the last examples."""
+        """Return what ``resume`` needs: points at which reading can restart, and recent fingerprints.
+
+        Args:
+            oldest_serial: serial number of the oldest example in the shuffle buffer.
+            index: number of examples of this rank before the position to save.
+        """
         source = self._source
         # The last example is read again too, so that a fingerprint can be compared, unless ``iterate_from``
         # continues after it.
-        after = self._after(index) - (source.knows_rows or not source.seekable)
+        after = self._after(index) - (source.has_order_digest or not source.seekable)
         (oldest,) = self._counts(np.array([oldest_serial]))
         marks = needed_marks(self._marks, oldest, index * self._every + self._kept, after)
         return [mark.plain() for mark in marks], self._witnesses.before(index * self._world)
@@ -378,10 +390,16 @@ class SequentialReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Iterate again from the last mark before the oldest needed example up to local number ``index``.
+        """Continue from a saved state, after reading earlier examples of the iterable again.
+
+        Reading restarts at the last saved point before all examples in ``needed``. It ends before the example
+        ``index`` of this rank. The examples in ``needed`` are kept for ``again``.
+
+        Args:
+            index, iteration, passes, needed, state: as in ``RandomReader.resume``.
 
         Returns:
-            The number of examples read again, over all ranks.
+            The number of examples read again, including examples of other ranks.
 
         Raises:
             ValueError: the source ends too early, yields different data, or cannot be read again.
@@ -393,7 +411,7 @@ class SequentialReader:
             self._let_go()
             self._count = 0
             return 0
-        end = max(self._after(index), opened[-1].first)
+        end = max(self._after(index), opened[-1].epoch_start)
         wanted = set(self._counts(needed))
         oldest = min([*wanted, end])
         mark = next(mark for mark in reversed(opened) if mark.count <= oldest)
@@ -401,16 +419,20 @@ class SequentialReader:
             self._source.check_restart()
         self._count = mark.count
         self._last_pass = None if passes is None else iteration * passes
-        self._open(mark.number, mark.first, mark.position)
+        self._open(mark.epoch, mark.epoch_start, mark.position)
         self._source.within = True
         reread = self._read_again(end, wanted)
-        if self._pass[0] < opened[-1].number:
-            self._open(opened[-1].number, position=opened[-1].position)
+        if self._pass[0] < opened[-1].epoch:
+            self._open(opened[-1].epoch, position=opened[-1].position)
         self._following = opened[-1] if self._iterator is None else None
         return reread
 
     def _read_again(self, end: int, wanted: set[int]) -> int:
-        """Iterate up to count ``end`` and keep the examples whose counts are in ``wanted``.
+        """Iterate again to a point, and store some of the examples in ``self._again``.
+
+        Args:
+            end: number of examples, over all epochs, that the iterable has yielded at this point.
+            wanted: indices of the examples to store, among all examples that the iterable yields.
 
         Returns:
             The number of examples read.
@@ -425,7 +447,7 @@ class SequentialReader:
                 )
             number, example = following
             serial = self._serial(number)
-            if not self._witnesses.is_as_before(serial, example, self._source.rows(self._iterator)):
+            if not self._witnesses.is_as_before(serial, example, self._source.order_digest(self._iterator)):
                 raise self._source.other_example(serial)
             reread += self._preparation.examples_in(example)
             if number in wanted:
@@ -437,7 +459,7 @@ class SequentialReader:
         return serials, [self._again.pop(count) for count in counts], counts
 
     def go_alone(self) -> None:
-        self._preparation.alone = True
+        self._preparation.in_worker = True
 
     def close(self) -> None:
         # This uses no lock, because the garbage collector may call it in a thread that holds the lock.

@@ -108,8 +108,8 @@ SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any]]] = DIVID
 }
 # WorksAhead needs a thread that waits for it, because inline it also works during the steps
 WORKERS = {name: {"works ahead": (1, 4), "processes": (1, 2)}.get(name, (0, 1)) for name in SOURCES}
-# Threads may have prefetched two batches of the 25 that R is averaged over
-READ_AHEAD = 2 / 25
+# Threads may have read up to four batches ahead, of the 25 that R is averaged over
+READ_AHEAD = 4 / 25
 
 
 def measured_r_and_factor(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
