@@ -35,14 +35,7 @@ class FolderError(UserError):
 
 
 def redact_urls(value: Any) -> Any:
-    """Replace user names, passwords and queries in urls, so that no secrets are printed or recorded.
-
-    Args:
-        value: a text, or dicts and lists that contain texts.
-
-    Returns:
-        The same value, but with urls such as ``https://***@host/path?***``.
-    """
+    """Replace user names, passwords and queries of urls by ``***``, also in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: redact_urls(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -51,10 +44,7 @@ def redact_urls(value: Any) -> Any:
 
 
 def fail(message: object) -> NoReturn:
-    """Print one message on standard error and end the command with exit code 2.
-
-    With several ranks, only rank 0 prints a ``ConfigError``.
-    """
+    """Print one message on standard error and end the command with exit code 2."""
     rank = os.environ.get("RANK")
     if not (isinstance(message, ConfigError) and rank not in (None, "0")):
         # Name the rank, because torchrun mixes the output of all its processes.
@@ -80,7 +70,7 @@ def with_notes(error: BaseException) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an optional extra from a checkout, as no release is published yet."""
+    """Return the command that installs an optional extra from a checkout."""
     return f"pip install '.[{extra}]' in the checkout of adaecho"
 
 

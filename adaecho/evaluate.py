@@ -33,10 +33,7 @@ class Measured(NamedTuple):
     """The metrics of the saved weights on one split.
 
     Attributes:
-        split: "validation" or "test".
-        metrics: the metrics, as measured now.
-        recorded: the metrics that the run recorded for these weights; None if the run did not evaluate them
-            on this split.
+        recorded: the metrics that the run recorded for these weights on this split, or None.
     """
 
     split: Split
@@ -86,9 +83,6 @@ def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, T
 
     Returns:
         The folder, the run's config with the overrides, and the task.
-
-    Raises:
-        UserError: the folder contains no run, its data is missing or different, or an override is invalid.
     """
     run = RunFolder(path)
     plain = run.read_config()
@@ -109,7 +103,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, T
 
 
 def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """Return the config of a run with overrides applied, and without callbacks, which belong to training."""
+    """Return the config of a run with overrides applied, and without callbacks."""
     wrong = [override for override in overrides if "=" not in override]
     if wrong:
         raise ConfigError(f"{wrong[0]}: expected key=value, such as data.path=FOLDER")
@@ -121,12 +115,7 @@ def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def load_weights(file: Path, model: nn.Module) -> int:
-    """Load saved weights into a model, and return the step at which they were saved.
-
-    Raises:
-        DataError: the weights do not fit the model, for example because the data has a different number of
-            classes.
-    """
+    """Load saved weights into a model, and return the step at which they were saved."""
     with safe_open(file, "pt") as opened:
         steps = int(opened.metadata()["steps"])
     try:

@@ -24,12 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class DistributedContext:
-    """The rank of this process, and the collective operations of a run.
-
-    Attributes:
-        rank: number of this rank, from 0.
-        world_size: number of ranks.
-    """
+    """The rank of this process, and the collective operations of a run."""
 
     rank: int = 0
     world_size: int = 1
@@ -45,10 +40,7 @@ class DistributedContext:
         return self.world_size == 1
 
     def share(self, number: int) -> range:
-        """Return this rank's share of ``range(number)``.
-
-        The shares are contiguous, and their sizes differ by at most 1.
-        """
+        """Return this rank's share of ``range(number)``, as a contiguous range."""
         begin, end = (number * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return range(begin, end)
 
@@ -62,7 +54,7 @@ class DistributedContext:
         return parts.tolist()
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sum of each number over all ranks, in float64, so that whole numbers are exact."""
+        """Return the sum of each number over all ranks, as float64."""
         return [sum(column) for column in zip(*self.gather(numbers), strict=True)]
 
     def gather_objects(self, mine: _T) -> list[_T]:
@@ -90,14 +82,10 @@ class DistributedContext:
         return total
 
     def check_same(self, facts: dict[str, str]) -> None:
-        """Check that certain values are the same on all ranks, such as a hash of the config.
+        """Raise a ``RankError`` on all ranks if a value differs between ranks, such as a hash of the config.
 
         Args:
-            facts: the values of this rank. The keys are descriptions for the error message.
-
-        Raises:
-            RankError: a value differs between ranks. All ranks raise this error. Its message names the value,
-                and the first rank that differs from rank 0.
+            facts: the values of this rank, by their names for the error message.
         """
         first, *others = self.gather_objects(facts)
         for rank, theirs in enumerate(others, start=1):
@@ -113,7 +101,7 @@ SINGLE_PROCESS = DistributedContext()
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return a ``RankError`` if an error means that the connection to another rank broke, else the error."""
+    """Return a ``RankError`` if the connection to another rank broke, otherwise the given error."""
     # Recognize gloo's errors by their text, because torch raises them as plain RuntimeErrors.
     if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower()):
         reason = str(error).splitlines()[0]
@@ -125,8 +113,7 @@ def explained(error: BaseException) -> BaseException:
 def distributed_context(device: torch.device, timeout_s: float) -> Iterator[DistributedContext]:
     """Connect the ranks (processes) of a distributed run while the ``with`` block runs.
 
-    The ranks find each other by torchrun's environment variables. Without these variables, the run consists
-    of this process alone.
+    Without torchrun's environment variables, the run consists of this process alone.
 
     Args:
         device: the device of the model. Gradients are averaged by gloo on a CPU, and by NCCL on a GPU.

@@ -83,10 +83,10 @@ def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
 
 
 def cli() -> None:
-    """Run the command line, and exit with a code.
+    """Run the command line, and exit.
 
-    The code is 0 if the run has a result, even a diverged one, 1 after a crash, 2 after an error that the
-    user can fix, and 130 after an interrupt.
+    The exit code is 0 after success or divergence, 1 after a crash, 2 after an error that the user can fix,
+    and 130 after an interrupt.
     """
     # Without this variable, Hydra would shorten tracebacks.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -110,12 +110,9 @@ def cli() -> None:
 
 
 def explain(error: BaseException, *more_keys: str) -> str:
-    """Describe an error of Hydra or OmegaConf in a message for the user.
-
-    The message includes the causes of the error. If a config key is unknown, it suggests similar keys.
+    """Describe an error of Hydra or OmegaConf. For an unknown config key, suggest similar keys.
 
     Args:
-        error: the error.
         more_keys: further keys to suggest, which are not in the config schema.
     """
     lines: list[str] = []

@@ -36,8 +36,7 @@ def show(path: Path, overrides: Sequence[str] = (), *, number: int = 8, out: Pat
         out: the file to write; its suffix (png, jpg, svg, pdf) determines the format.
 
     Raises:
-        UserError: the folder contains no run or no weights, its data is missing, its task has no pictures,
-            the model makes no mistake, or the file cannot be written.
+        UserError: the run cannot be drawn, for example because its classifier makes no mistake to show.
     """
     from adaecho.figures.image_grid import grid  # imported here, because it needs the extra "figures"
 

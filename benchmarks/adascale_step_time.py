@@ -1,12 +1,10 @@
 """Compare the step time of AdaScale, and of FairScale's AdaScale if installed, with that of plain SGD.
 
-All optimizers accumulate the same number of gradients, and each optimizer has a separate model. Every round
-takes one step with each optimizer, in rotating order. A ratio compares a step with the plain SGD step of the
-same round.
+Each optimizer trains a separate model on synthetic images, and accumulates the same number of gradients.
+Every round takes one step with each optimizer, and a ratio compares steps of the same round.
 
-On a CPU, the unit is CPU seconds of one thread, because other work on the machine affects CPU time least. On
-a GPU, the steps use fused SGD with the learning rate on the device, and the unit is wall time. The images are
-synthetic.
+On a CPU, the unit is CPU seconds of one thread, which depend less on other work than wall time. On a GPU, the
+unit is wall time, and the steps use fused SGD.
 
 Run: python -m benchmarks.adascale_step_time
 """
@@ -40,7 +38,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
 
 
 def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
-    """Return functions that turn SGD into the optimizers under comparison. Plain SGD itself is first."""
+    """Return functions that turn SGD into the optimizers under comparison. Plain SGD is first."""
     ways: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         "SGD": lambda sgd: sgd,
         "AdaScale": lambda sgd: AdaScale(sgd, num_gradients_to_accumulate=ACCUMULATE),
@@ -51,7 +49,7 @@ def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
 
 
 def step_s(model: nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Time a training step with ``ACCUMULATE`` backward passes, in CPU seconds, or wall seconds on a GPU."""
+    """Time a training step, in CPU seconds, or in wall seconds on a GPU."""
     begin = _now(images.device)
     optimizer.zero_grad()
     for _ in range(ACCUMULATE):
@@ -89,7 +87,7 @@ def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
 
 
 def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> dict[str, Any]:
-    """Return one row: median step time, and median and quartiles of the ratio to plain SGD over rounds."""
+    """Return the median step time, and the median and quartiles of the ratio to plain SGD."""
     ratios = [one / other for one, other in zip(seconds, plain, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return {

@@ -1,17 +1,14 @@
 """Compare EchoLoader with DataLoader, tf.data, SPDL and Grain on photographs, on all cores.
 
-The loaders take turns. The JPEGs are held in memory. Every loader returns uint8 batches of 64 photographs.
-The augmentation is a random resized crop to 224 pixels, a horizontal flip, and a jitter of brightness,
-contrast and saturation by 0.4. Rates are training examples per second and per CPU second, so repeats count. A
-ratio is a median over rounds.
+The loaders take turns. They read JPEGs from memory, and return uint8 batches of 64. The augmentation is a
+random resized crop to 224 pixels, a flip, and a color jitter. Rates are training examples per second and per
+CPU second, so repeats count.
 
-* DataLoader and Grain use 2 worker processes and Pillow, and SPDL uses 2 threads and FFmpeg. They resize with
-  antialiasing.
+* DataLoader and Grain use 2 worker processes and Pillow. SPDL uses 2 threads and FFmpeg. All three resize
+  with antialiasing.
 * tf.data decodes only the crop, and interpolates linearly.
-* EchoLoader, declared: the dataset has ``thread_safe = True``, so 2 threads read it.
-* EchoLoader, undeclared: the same dataset without this declaration is read by 2 worker processes.
-
-EchoLoader decodes either only the crop, which is its default, or the whole image.
+* EchoLoader decodes either only the crop, which is its default, or the whole image. It uses 2 threads if the
+  dataset declares ``thread_safe = True``, and 2 worker processes otherwise.
 
     pip install -e '.[regions]'
     # Optional; missing loaders are skipped. For a different environment: --peers-python path/to/python
@@ -67,7 +64,7 @@ CASES = [
 
 
 class Encoded(torch.utils.data.Dataset[Any]):
-    """A dataset of JPEGs. They stay encoded, unless a transform is given that receives PIL images."""
+    """A dataset of JPEGs, which stay encoded unless a transform of PIL images is given."""
 
     def __init__(self, encoded: list[bytes], transform: Any = None, *, declared: bool = False) -> None:
         self._encoded, self._transform, self.thread_safe = encoded, transform, declared

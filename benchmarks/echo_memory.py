@@ -1,8 +1,7 @@
 """Measure the memory of a large shuffle buffer, relative to the raw size of its examples.
 
-The buffer has 10^6 examples of 128 int32 numbers. The echo variant is example_after_augmentation, so the
-buffer contains augmented copies of the examples. After the buffer has reached equilibrium, the benchmark also
-measures how much the resident memory of the process still grows.
+The buffer has 10^6 augmented examples of 128 int32 numbers. Once the number of distinct examples in the
+buffer is stable, the benchmark also measures how much the memory of the process still grows.
 
     python -m benchmarks.echo_memory
 """

@@ -1,18 +1,16 @@
 """Compare EchoLoader with DataLoader and tf.data on CIFAR-sized arrays, in examples per second.
 
-The loaders take turns. Every loader returns uint8 batches of 128 after zero padding, random crop and flip. A
-ratio is a median over rounds. Run the benchmark on an idle machine, because other work slows loaders that use
-all cores more than others.
+The loaders take turns. Every loader returns uint8 batches of 128 after zero padding, random crop and flip.
+Run the benchmark on an idle machine.
 
 * EchoLoader uses one background thread.
-* DataLoader uses 2 workers, with torchvision v2 on tensors, which is faster than on PIL images.
-* "by hand" uses index arithmetic on whole batches in the loop's own thread, and has no state to resume from.
-* tf.data echoes with the code in section 2 of the paper.
+* DataLoader uses 2 workers, with torchvision v2 on tensors.
+* "by hand" uses index arithmetic on whole batches in the loop's own thread.
+* tf.data echoes with the code in section 2 of the data echoing paper.
 
-At e = 2, batch echo prepares only half of its batches, so its rate is at most twice the rate without echo.
-tf.data reaches this limit, because its repeats are read-only arrays that share their memory. EchoLoader
-copies each repeat, because the training loop may change it. The record contains the time of this copy. The
-row "batch, copies free" shows the limit for EchoLoader, which is twice its rate without echo.
+With batch echo at e = 2, the rate is at most twice the rate without echo. tf.data reaches this limit, because
+its repeats share read-only memory. EchoLoader copies each repeat, because the training loop may change it.
+The row "batch, copies free" shows EchoLoader's limit.
 
     pip install tensorflow-cpu    # optional; in a different environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays
@@ -93,11 +91,8 @@ def echo_loader(source: dict[str, Any], echo: str) -> Batches:
 
 
 def copy_us(source: dict[str, Any]) -> float:
-    """Return the median CPU time to copy one batch of images, in microseconds.
-
-    The images are in no CPU cache, because each batch is copied only once. The destination is written once
-    before, so that the time includes no page faults.
-    """
+    """Return the median CPU time to copy one batch of images, in microseconds."""
+    # Each batch is copied once, so it is in no CPU cache. zeros_like has already caused all page faults.
     batches = source["image"][: 128 * BATCH_SIZE].reshape(128, BATCH_SIZE, -1)
     into, spent = np.zeros_like(batches), []
     for batch, copy in zip(batches, into, strict=True):

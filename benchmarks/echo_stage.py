@@ -2,19 +2,15 @@
 
     python -m benchmarks.echo_stage
 
-With data echoing, each example is read once and used e times (the echoing factor). The benchmark measures
-three cases:
+There are three cases, in which each example is read once and used e times:
 
-* throttled: reading a batch takes 60 ms, a training step takes 10 ms, and e = 5. Reading and training
-  overlap, so a fresh batch ideally takes max(60, 5 * 10) = 60 ms. The result is the measured time per fresh
-  batch divided by this ideal time.
-* free: reading is as fast as possible, and e = 2. The result is the time of a loop with EchoLoader divided by
-  the time of the same steps on batches that are already in memory.
-* python_bound: a training step takes 10 ms of pure Python, so it competes with the loader's thread for the
-  interpreter. The result is the time of a loop with EchoLoader divided by the time of the steps alone.
-
-All results are medians over several measurements. In the last two cases, measurements with and without
-EchoLoader alternate.
+* throttled: reading a batch takes 60 ms, a training step takes 10 ms, and e = 5. The ideal time is
+  max(60, 5 * 10) = 60 ms per batch read, because reading and training overlap. The result is the measured
+  time divided by the ideal time.
+* free: reading is as fast as possible, and e = 2. The result is the loop's time divided by the time of the
+  same loop on batches in memory.
+* python_bound: a training step is 10 ms of pure Python, which competes with the loader's thread. The result
+  is the loop's time divided by the time of the steps alone.
 """
 
 import itertools
@@ -42,11 +38,7 @@ def step_in_python(iterations: int) -> float:
 
 
 def throttled(echo: str, rounds: int) -> dict[str, Any]:
-    """Measure the time per fresh batch if reading is slow, and divide it by the ideal time.
-
-    Reading a batch takes 60 ms, and a training step takes 10 ms. Each example is used five times. Reading and
-    training overlap, so the ideal time is max(60, 5 * 10) = 60 ms per fresh batch.
-    """
+    """Measure the time per batch read, relative to the ideal time, when reading is the bottleneck."""
     upstream_s, downstream_s, factor, fresh_batches = 0.060, 0.010, 5, 20
     images = np.zeros((BATCH_SIZE, 32, 32, 3), np.uint8)
 
@@ -80,11 +72,7 @@ def _train(loader: EchoLoader, batches: Iterator[Any], fresh_batches: int, step_
 
 
 def unthrottled(step_ms: int, rounds: int) -> dict[str, Any]:
-    """Measure how much EchoLoader slows a training loop if reading is as fast as possible.
-
-    Each batch is used twice. A training step consists of matrix products that take ``step_ms`` in total. The
-    reference is the same loop on batches that are already in memory.
-    """
+    """Compare a loop with EchoLoader to a loop on batches in memory, with steps of ``step_ms``."""
     matrix = torch.ones(256, 256)
     products = _repeats(lambda number: [matrix @ matrix for _ in range(number)], step_ms)
     resident = itertools.cycle(
@@ -126,11 +114,8 @@ def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
 
 
 def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
-    """Return the time of steps with the loader divided by the time of steps without it, as a median.
-
-    Each of the ``pairs`` measurements times 50 steps of both kinds. This is so short that other work on the
-    machine slows both kinds equally.
-    """
+    """Return the median ratio of 50 steps with the loader to 50 steps without it."""
+    # The measurements are short, so that other work slows both kinds of steps equally.
     # While the steps without the loader run, its queues fill up. Every measurement starts with full queues.
     _timed(with_loader, 50)
     return statistics.median(_timed(with_loader, 50) / _timed(without, 50) for _ in range(pairs))

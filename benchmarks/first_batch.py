@@ -1,13 +1,8 @@
 """Measure the seconds from the construction of a loader to its first batch, for EchoLoader and DataLoader.
 
-The loaders take turns on two datasets in memory:
-
-* Small images are 50,000 arrays of 32x32 pixels, in batches of 128.
-* Photographs are JPEGs of 500x375 pixels, in batches of 64, after a random resized crop to 224 pixels and a
-  flip.
-
-DataLoader shuffles by a permutation, and so does EchoLoader with ``shuffle_buffer=0``. A second EchoLoader
-first fills a shuffle buffer of 10,000 small images, as in the paper, or of 256 photographs.
+The loaders take turns on 50,000 small arrays (32x32 pixels) and on JPEGs (500x375 pixels) in memory. One
+EchoLoader has ``shuffle_buffer=0``, so it shuffles by a permutation like DataLoader. Another EchoLoader first
+fills a shuffle buffer of 10,000 arrays, as in the paper, or of 256 JPEGs.
 
     python -m benchmarks.first_batch
 """
@@ -69,7 +64,7 @@ def _sides(dataset: Any, batch: int, workers: int, echo_loader: Any, buffer: int
 
 
 def first_batch_s(make: Make) -> float:
-    """Return the seconds to construct a loader and get its first batch. Closing the loader is not timed."""
+    """Return the seconds to construct a loader and get its first batch."""
     begin = time.perf_counter()
     loader = make()
     batches = iter(loader)
@@ -82,10 +77,8 @@ def first_batch_s(make: Make) -> float:
 
 
 def measure(kind: str, made: dict[str, Make], workers: int, rounds: int) -> dict[str, Any]:
-    """Measure all loaders of one dataset, and return one row.
-
-    The first round is discarded, because it includes imports.
-    """
+    """Measure all loaders of one dataset, and return one row."""
+    # Discard the first round, because it includes imports.
     turns = {name: partial(first_batch_s, make) for name, make in made.items()}
     seconds = {name: found[1:] for name, found in sides.take_turns(turns, rounds + 1).items()}
     return {

@@ -1,8 +1,7 @@
 """Compare the speed of ghost batch norm, plain batch norm, and a simple loop over slices of the batch.
 
-Ghost batch norm normalizes each slice of a batch separately. The simple loop, its usual implementation,
-applies plain batch norm to one slice after another. The benchmark times one forward and backward pass of a
-layer. The layers take turns. A ratio is the median time of a layer divided by that of plain batch norm.
+Ghost batch norm normalizes each slice of a batch separately. The benchmark times one forward and backward
+pass of a layer. A ratio is the median time of a layer divided by that of plain batch norm.
 
 Run: python -m benchmarks.ghost_batch_norm [threads]
 """

@@ -1,13 +1,10 @@
 """Measure how much ``headroom.watch`` slows a training loop, and how accurately it measures R.
 
-R is the time to produce a batch divided by the time of a training step.
+R is the time to produce a batch divided by the time of a training step. The slowdown is the ratio of loops
+with and without ``watch``. Loops with empty steps show the time of ``watch`` itself.
 
-To measure the slowdown, loops with and without ``watch`` take turns. Each step is busy for 5 ms. Loops with
-empty steps give the time of ``watch`` per batch.
-
-To measure the accuracy, a loader sleeps 5, 20 or 60 ms per batch, in the loop's own thread or in a worker
-process. A training step sleeps 20 ms. The correct R is the time per batch of the loader alone, divided by the
-step time in the loop. All numbers are medians over rounds.
+For the accuracy, a step sleeps 20 ms, and a loader sleeps 5, 20 or 60 ms per batch, in the same thread or in
+a worker process. The correct R is the time per batch of the loader alone, divided by the step time.
 
     python -m benchmarks.headroom_watch
 """
@@ -65,10 +62,7 @@ def overhead(steps: int, rounds: int) -> dict[str, Any]:
 
 
 def _alone_s(loader: Iterable[int], steps: int) -> float:
-    """Return the seconds per batch that a loader needs if no training step runs between its batches.
-
-    The first batch is excluded, because it waits until the workers have started.
-    """
+    """Return the seconds per batch of a loader without training steps, after its first batch."""
     batches = iter(loader)
     next(batches)
     begin = time.perf_counter()

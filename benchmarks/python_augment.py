@@ -1,12 +1,9 @@
 """Compare EchoLoader with DataLoader for an augmentation in plain Python, which holds the GIL.
 
-The loaders take turns. There are three kinds of examples: a dict of eight numbers, small images (32x32) and
-large images (224x224). The augmentation takes 100 microseconds of Python per example. Batches have 64
-examples, and there are two workers.
-
-EchoLoader runs an augmentation that declares ``thread_safe = True`` in threads, and others in forked
-processes. With e = 2, EchoLoader reads each example once and augments it twice, while DataLoader reads it
-again.
+The loaders have two workers, and take turns on dicts of eight numbers, small images (32x32) and large images
+(224x224). The augmentation takes 100 microseconds per example. EchoLoader runs it in threads if it declares
+``thread_safe = True``, and in forked processes otherwise. With e = 2, EchoLoader reads each example once and
+augments it twice.
 
     python -m benchmarks.python_augment
 """

@@ -38,11 +38,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Return the current commit, and whether the checkout has uncommitted changes.
-
-    Changes of untracked files and of the benchmarks' own JSON files do not count. The result is None if git
-    fails.
-    """
+    """Return the commit, and whether the checkout has uncommitted changes; None if git fails."""
     git = ["git", "--no-optional-locks", "-C", str(FOLDER.parent)]
     status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/*.json"]
     try:
@@ -66,13 +62,7 @@ _GIT = _git()  # read it at import, because the checkout may change during a lon
 
 
 def options(doc: str | None, *, rounds: int, seconds: float | None = None) -> argparse.ArgumentParser:
-    """Return a benchmark's argument parser with the option ``--rounds``.
-
-    Args:
-        doc: docstring of the benchmark. Its first line is the description.
-        rounds: default of ``--rounds``.
-        seconds: default of the option ``--seconds``. None omits this option.
-    """
+    """Return a benchmark's argument parser. If ``seconds`` is None, it has no option ``--seconds``."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side (%(default)s)")
     if seconds is not None:
@@ -89,17 +79,14 @@ def write(
     gpu: str | None = None,
     **more: Any,
 ) -> None:
-    """Print the results of a benchmark, and write them to a JSON file.
-
-    The file is ``benchmarks/<name>.json``, or ``benchmarks/gpu/<name>.json`` if ``gpu`` is given.
+    """Print the results of a benchmark, and write them to ``benchmarks/<name>.json``.
 
     Args:
-        name: name of the benchmark.
         rows: one dict per measurement, all with the same keys. The keys name the units.
-        packages: names of installed packages whose versions are recorded.
-        path: file to write instead of the default.
-        gpu: name of the GPU on which the benchmark ran; None for a CPU.
-        more: further entries of the JSON file. Lists of dicts are also printed.
+        packages: packages whose versions are recorded.
+        path: file to write instead.
+        gpu: if given, the file is in ``benchmarks/gpu``.
+        more: further entries of the JSON file.
     """
     for table in (rows, *(value for value in more.values() if isinstance(value, list))):
         show(table)

@@ -1,9 +1,8 @@
-"""Compare ResNet-32 fed by EchoLoader with the same training steps on a batch that stays on the device.
+"""Compare the speed of training with EchoLoader to training on one batch that stays on the device.
 
-Batches have 128 images of CIFAR-10's shape, with padding, crop and flip. EchoLoader runs without echo, and
-with batch echo at e = 2. The benchmark uses a GPU if there is one. Otherwise training uses one CPU thread,
-and the loader runs on another core. The measurements take turns, and a ratio is the median over turns. The
-record includes a profile of the steps without echo.
+The model is ResNet-32. Batches have 128 images of CIFAR-10's shape, with padding, crop and flip. EchoLoader
+runs without echo, and with batch echo at e = 2. Without a GPU, training uses one CPU thread, and the loader
+runs on another core. The record includes a profile of the steps without echo.
 
 Run: python -m benchmarks.resident_rate
 """

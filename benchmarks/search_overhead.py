@@ -1,12 +1,10 @@
 """Measure which share of the time of a hyperparameter search is spent on training.
 
-The benchmark runs one search on digits with the usual command. Its worker processes stay alive from one trial
-to the next. For comparison, the benchmark then runs the first trials of this search again, each in a new
-process. In both cases, two trials run at a time.
+The benchmark runs one search on digits, whose worker processes stay alive between trials. It then repeats the
+first trials, each in a new process. In both cases, two trials run at a time.
 
-The share is the time that the trials' own timers report for training and evaluation, divided by twice the
-wall time. The wall time includes the start, the Optuna export and the final figure. Other work on the machine
-lengthens the wall time. The CPU time of all processes is less affected, so the benchmark reports it too.
+The share is the training and evaluation time of the trials, divided by twice the wall time. Other work on the
+machine lengthens the wall time, so the benchmark also reports CPU time.
 
 Run: python -m benchmarks.search_overhead
 """

@@ -1,16 +1,14 @@
-"""Compare EchoLoader with WebDataset on tar shards over http, in examples per second, on all cores.
+"""Compare EchoLoader with WebDataset on tar shards over http, in examples per second.
 
-The two loaders take turns. They read the same shards from one server on this machine, shuffle shards and
-examples, and decode. Rates are training examples per second, so repeats count. A ratio is a median over
-rounds. Run the benchmark on two idle cores.
+The loaders take turns. They read the same shards from a server on this machine, shuffle and decode. Repeats
+count as examples. Run the benchmark on two idle cores.
 
-WebDataset's WebLoader has 2 worker processes, which start curl for each shard. They return tensors, because
-tensors are faster than batches of arrays. EchoLoader has 2 threads. For small images, it is also measured
-with 1 thread, because most of that work holds the GIL.
+WebDataset has 2 worker processes, which start curl for each shard. EchoLoader has 2 threads. For small
+images, it is also measured with 1 thread, because that work mostly holds the GIL.
 
 * Small images: PNGs of 32x32 pixels become uint8 batches of 128, decoded by the same function.
-* Photographs: JPEGs become uint8 batches of 64 after an antialiased random resized crop to 224 pixels and a
-  flip. EchoLoader uses OpenCV. WebDataset uses Pillow and torchvision, as in its examples.
+* Photographs: JPEGs become uint8 batches of 64 after a random resized crop to 224 pixels and a flip.
+  EchoLoader uses OpenCV. WebDataset uses Pillow and torchvision, as in its examples.
 
     pip install webdataset
     python -m benchmarks.shards_http
@@ -120,7 +118,7 @@ def _transform() -> Callable[[Any], Any]:
 
 
 def measure(url: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure all loaders, and return one row per kind of images, number of workers and echoing factor."""
+    """Measure all loaders, and return one row per kind of images, workers and echoing factor."""
     arms = [(kind, (workers, factor)) for kind in KINDS for workers in WORKERS[kind] for factor in (1, 2)]
     running: dict[tuple[str, Ours | str], Batches] = {}
     urls = {SMALL: url + "small-{0..7}.tar", PHOTOGRAPHS: url + "photographs-{0..7}.tar"}

@@ -1,14 +1,13 @@
 """Measure how well loaders overlap slow reads that only wait and use no CPU.
 
-The result is a share of the ideal rate, at which all workers read all the time. The loaders use their default
-settings. There are two distributions of the read time, both with a mean of 33 ms:
+The result is a share of the ideal rate, at which all workers read all the time. The read times have a mean of
+33 ms and one of two distributions:
 
-* log-normal: the read times have a log-normal distribution with sigma 1.
+* log-normal: with sigma 1.
 * stragglers: 5 % of the reads take fifty times as long as the rest.
 
-Batches have 16 examples. With echoing before augmentation at e = 2, each example is in two batches, so the
-ideal rate of batches doubles. EchoLoader reads a dataset in threads if the dataset declares ``thread_safe =
-True``, and in forked processes otherwise.
+With e = 2, each example is in two batches, so the ideal rate doubles. EchoLoader reads a dataset in threads
+if the dataset declares ``thread_safe = True``, and in forked processes otherwise.
 
     python -m benchmarks.slow_reads
 """
@@ -53,10 +52,7 @@ class Store(Dataset[Any]):
 
 
 def share_of_ideal(way: str, kind: str, workers: int, seconds: float) -> float:
-    """Measure a loader's rate as a share of the ideal rate, at which all workers read all the time.
-
-    The share is the total duration of the reads in the batches, divided by the total time of all workers.
-    """
+    """Return the share of the workers' time in which they read; the ideal is 1."""
     store, e2 = Store(kind, declared="undeclared" not in way), "e=2" in way
     loader: Any = (
         DataLoader(store, BATCH, shuffle=True, num_workers=workers)

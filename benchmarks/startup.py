@@ -1,7 +1,4 @@
-"""Measure how many seconds the training command needs to start.
-
-There are two measurements: until the command has printed its config, and until it has taken its first step on
-digits.
+"""Measure the seconds until the training command has printed its config, or taken its first step.
 
 Run: python -m benchmarks.startup
 """
@@ -22,10 +19,7 @@ COMMANDS = {
 
 
 def measure(arguments: list[str]) -> list[float]:
-    """Run the training command several times, and return the seconds until its last line of output.
-
-    The first run is a warm-up and is omitted.
-    """
+    """Run the training command several times, and return the seconds until its last line of output."""
     seconds = []
     for _ in range(RUNS + 1):
         with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +31,7 @@ def measure(arguments: list[str]) -> list[float]:
             if process.returncode:
                 raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
             seconds.append(last - begin)
-    return seconds[1:]
+    return seconds[1:]  # the first run warms up
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Use each example several times in a Grain pipeline: ``python examples/grain_pipeline.py``.
 
-``Echoed`` wraps an EchoLoader, which repeats examples, as a Grain dataset. It stores the state of the
-EchoLoader as a string in Grain's state. Grain can therefore save this state in JSON or Orbax checkpoints. The
-example needs ``pip install grain``.
+``Echoed`` wraps an EchoLoader, which repeats examples, as a Grain dataset. The state of the EchoLoader is a
+string in Grain's state, so Grain can save it in JSON or Orbax checkpoints. The example needs ``pip install
+grain``.
 """
 
 import base64
@@ -60,14 +60,12 @@ class EchoedIterator(grain.DatasetIterator):
 
 
 def pipeline() -> Any:
-    """Return a pipeline that uses each of 1,000 examples three times, in batches of 20.
-
-    Further Grain operations may follow the repetition, such as the ``map`` here.
-    """
+    """Return a pipeline that uses each of 1,000 examples three times, in batches of 20."""
     examples = grain.MapDataset.source(np.arange(1000)).map(lambda row: {"x": np.full(3, row), "row": row})
     echoed = Echoed(
         examples, batch_size=20, echo="example_before_augmentation", factor=3, shuffle_buffer=100, epochs=1
     )
+    # Further Grain operations may follow the repetition.
     return echoed.map(lambda batch: {"x": batch["x"].numpy() / 1000, "row": batch["row"].tolist()})
 
 

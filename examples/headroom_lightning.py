@@ -10,7 +10,7 @@ from adaecho import headroom
 
 
 class Headroom(lightning.Callback):
-    """A callback that prints at the end of training how long the steps waited for their batches."""
+    """A callback that prints how long the training steps waited for their batches."""
 
     def on_train_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         self.seen = headroom.Watch(trainer.train_dataloader)

@@ -11,7 +11,7 @@ from adaecho import headroom
 
 
 class Headroom(transformers.TrainerCallback):
-    """A callback that prints at the end of training how long the steps waited for their batches."""
+    """A callback that prints how long the training steps waited for their batches."""
 
     def on_train_begin(self, *_: Any, **given: Any) -> None:
         self.seen = headroom.Watch(given["train_dataloader"])

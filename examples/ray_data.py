@@ -1,7 +1,7 @@
 """Preprocess examples with Ray Data, and repeat them on each rank: ``python examples/ray_data.py``.
 
-Ray's workers may read and decode on any machine. Each rank receives its examples once and repeats them in its
-own process, so that repeats need no network. The example needs ``pip install 'ray[data]'``.
+Ray's workers may decode on any machine. Each rank repeats its examples in its own process, so repeats need no
+network. The example needs ``pip install 'ray[data]'``.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def decode(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def fresh_batches(share: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the batches of one rank for one epoch. Ray starts an epoch when all ranks are ready."""
+    """Yield one rank's batches of one epoch, which Ray starts when all ranks are ready."""
     yield from share.iter_torch_batches(batch_size=BATCH)
 
 
@@ -34,7 +34,7 @@ class Trainer:
         self._share = share
 
     def train(self) -> tuple[int, int, list[int]]:
-        """Return the number of steps, the number of fresh examples, and the rows of the last epoch."""
+        """Return the numbers of steps and fresh examples, and the rows of the last epoch."""
         loader = EchoLoader(
             partial(fresh_batches, self._share), batch_size=None, epochs=1, echo="batch", factor=2,
             rank=0, world_size=1,

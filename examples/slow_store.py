@@ -1,8 +1,8 @@
 """Repeat examples while the next ones arrive from a slow store: ``python examples/slow_store.py``.
 
-The store is simulated by a delay for each example of a local tar file. With ``factor="auto"``, EchoLoader
-measures R, the ratio of reading time to training time. It then repeats examples during the time that training
-would otherwise wait for the store.
+The store is a local tar file with a delay for each example. With ``factor="auto"``, EchoLoader measures R,
+the ratio of reading time to training time. It repeats examples while training would otherwise wait for the
+store.
 """
 
 import io

@@ -29,10 +29,7 @@ def options(doc: str | None, name: str, tasks: Iterable[str], overrides_help: st
     """Return the argument parser of an experiment, and limit torch to one thread.
 
     Args:
-        doc: description of the experiment.
         name: name of the experiment, for its default folders.
-        tasks: choices of the first argument.
-        overrides_help: help text of the remaining arguments, which are overrides of the config.
     """
     torch.set_num_threads(1)
     raw = argparse.RawDescriptionHelpFormatter
@@ -45,14 +42,13 @@ def options(doc: str | None, name: str, tasks: Iterable[str], overrides_help: st
 
 
 def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Record:
-    """Return the record of a run, which contains its rows, the machine and package versions.
+    """Return the record of a run: its rows, the machine and package versions.
 
-    If the file of the record exists, it is read. Otherwise the run is executed, and its record is written.
+    If ``path`` exists, the record is read from this file. Otherwise ``run`` is executed, and its record is
+    written.
 
     Args:
-        path: file of the record.
-        run: function that executes the run and returns its rows.
-        digits: number of significant digits to which floats in the rows are rounded.
+        digits: number of significant digits of floats in the rows.
     """
     if not path.exists():
         made_by = {key: value for key, value in environment().items() if key != "slurm"}
@@ -73,14 +69,8 @@ def write_results(
 ) -> None:
     """Write the tables of an experiment to a folder.
 
-    The files are worths.json with the rows of all runs, outcome.json with the results of the experiment, and
-    origin.json with the command and the machines.
-
-    Args:
-        results: the folder.
-        records: the records of all runs.
-        read: function that computes the results from the rows.
-        command: the command that ran the experiment.
+    The files are worths.json with the rows of all runs, outcome.json with the results that ``read`` computes
+    from the rows, and origin.json with the command and the machines.
     """
     made_by: list[Any] = []
     for record in records:

@@ -1,9 +1,8 @@
 """``python scripts/cifar10_shards.py DATA INTO``: write CIFAR-10 as PNG in tar shards, for task cifar10.
 
-PNG is lossless. The files are ``train-00.tar`` and so on, ``validation.tar``, and, if the data has a test
-split, ``test.tar``. The validation split equals that of the task with the same number of validation examples
-and the same seed. The training examples are in random order, so each shard is a random sample. The same
-arguments always produce byte-identical files.
+The files are ``train-00.tar`` and so on, ``validation.tar``, and ``test.tar`` if the data has a test split.
+The validation split equals that of the task for the same size and seed. The training examples are in random
+order. The same arguments always produce byte-identical files.
 """
 
 import argparse
@@ -28,10 +27,8 @@ def write_shards(
 
     Args:
         data: folder or hub id of CIFAR-10, as for the config key ``data.path``.
-        into: folder for the shards, which is created if missing.
         shard_examples: number of examples in a training shard; the last shard may have fewer.
         validation_examples: number of examples in the validation split.
-        split_seed: seed of the validation split.
 
     Raises:
         DataError: the data cannot be read.

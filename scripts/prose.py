@@ -1,7 +1,6 @@
 """Count words and sentences that are hard to read, and fail if there are more than pyproject.toml allows.
 
-The script checks pages, docstrings, comments and messages. It does not judge whether a text is good. The
-limits in pyproject.toml only prevent texts from becoming worse, so they may only be lowered.
+The script checks pages, docstrings, comments and messages. The limits in pyproject.toml may only be lowered.
 """
 
 import ast
@@ -24,7 +23,7 @@ MAX_SENTENCE_WORDS = 35
 
 
 def texts_of_page(page: str) -> Iterator[str]:
-    """Yield the paragraphs and list items of a page, without code blocks, tables, headings and links."""
+    """Yield the paragraphs and list items of a page, without code, tables, headings and links."""
     page = re.sub(r"(?s:```.*?```|<!--.*?-->)|(?m:^( {4}|\||#).*?$)|\([^ )]*\)", "\n\n", page)
     yield from re.split(r"\n\s*\n|\n\s*[-*] |\n\s*\d+\. ", page)
 

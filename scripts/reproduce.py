@@ -1,12 +1,11 @@
 """``make reproduce BUDGET_S=540``: run the next unfinished experiments of the reproduction, for 540 seconds.
 
-An experiment is a sweep over several configurations. If the time ends during a sweep, the next call continues
-this sweep. The results of finished sweeps are collected in ``runs/results/``. The command ``python -m
-experiments.evidence --results runs/results`` then draws the figures and decides which of the paper's claims
-hold.
+If the time ends during a sweep, the next call continues this sweep. The results of finished sweeps are in
+``runs/results/``. The command ``python -m experiments.evidence --results runs/results`` then draws the
+figures and decides which of the paper's claims hold.
 
-``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10. It omits the experiment fig4, which needs a
-server that simulates slow storage. See experiments/fig4/README.md for how to run this experiment.
+``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, except fig4. See experiments/fig4/README.md for
+this experiment.
 """
 
 import argparse

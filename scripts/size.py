@@ -1,8 +1,7 @@
-"""Print the size of every package with its budget, and fail if a size is above its budget.
+"""Print the size of every package, and fail if a size is above its budget in pyproject.toml.
 
-The size of a package is its number of code lines, which are the lines with tokens other than comments and
-docstrings. For tests, all lines are counted. The budgets are in pyproject.toml, [tool.adaecho.budgets], and
-may only be lowered.
+The size is the number of code lines, without comments and docstrings. For tests, all lines count. Budgets may
+only be lowered.
 """
 
 import ast

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Ranges(SimpleHTTPRequestHandler):
-    """An HTTP handler for files and byte ranges of files. The standard library's handler has no ranges."""
+    """An HTTP handler that, unlike the standard library's, also serves byte ranges of files."""
 
     protocol_version = "HTTP/1.1"  # keep connections open for the next range
 
@@ -42,7 +42,7 @@ class Ranges(SimpleHTTPRequestHandler):
 
 
 class _Paced(Ranges):
-    """An HTTP handler that serves files both below ``/slow/``, at a limited rate, and below ``/fast/``."""
+    """An HTTP handler that serves files at a limited rate below ``/slow/``, and at full speed elsewhere."""
 
     bytes_per_s = 0
 

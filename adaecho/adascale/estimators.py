@@ -1,9 +1,9 @@
 """Pure functions that estimate AdaScale's gradient statistics and average them over steps.
 
 The notation follows Johnson et al., "AdaScale SGD" (ICML 2020, arXiv 2007.05105), section 3 and appendix B.3.
-A base batch is the batch for which the learning rate was tuned, and a step averages the gradients of S base
-batches. ``sigma^2`` is the trace of the covariance of a base batch's gradient. ``mu^2`` is the squared norm
-of the expected gradient.
+A base batch is the batch for which the learning rate was tuned. A step averages the gradients of S base
+batches. ``sigma^2`` is the trace of the covariance of a base batch's gradient, ``mu^2`` the squared norm of
+the expected gradient.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,11 +24,9 @@ _PIECE = 1 << 14
 
 
 def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """Compute the norms of the gradients of each parameter group.
+    """Return the gradient norms of each parameter group, as float64 scalars (float32 on MPS) on the device.
 
-    Returns:
-        For each group, the norms as scalars on the device, float64 (float32 on MPS). There is one norm per
-        gradient, or several if a large gradient on a CPU is split into pieces.
+    A large gradient on a CPU is split into pieces, with one norm per piece.
     """
     groups = [list(_pieces(group)) for group in gradients]
     # Group by dtype, because on a GPU a list of mixed dtypes would launch one kernel per tensor.
@@ -64,14 +62,11 @@ def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 class Estimate(NamedTuple):
-    """Estimates of sigma^2 and mu^2 from a single step, after clipping.
-
-    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient.
+    """Estimates of a gradient's variance and squared expectation from one step.
 
     Attributes:
-        variance: estimate of sigma^2, at least 1e-6.
-        square: estimate of mu^2, at least 0.
+        variance: sigma^2, the trace of the covariance of a base batch's gradient; at least 1e-6.
+        square: mu^2, the squared norm of the expected gradient; at least 0.
     """
 
     variance: float
@@ -81,20 +76,20 @@ class Estimate(NamedTuple):
 def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, scale: float) -> Estimate:
     """Estimate sigma^2 and mu^2 from the individual gradients that are averaged in one step.
 
-    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient. The batch of a step contains S base batches and is split into n equal micro-batches.
-    With g_i the gradient of micro-batch i, and G the mean of these n gradients::
+    A step averages S base batches, which are split into n equal micro-batches. With g_i the gradient of
+    micro-batch i, and G the mean of these n gradients::
 
         v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    variance of a micro-batch gradient
         sigma^2 = (S / n) v                            variance of a base-batch gradient
         mu^2    = |G|^2 - v / n
 
-    Both are then clipped. For n = S they equal the estimates of appendix B.3.
+    mu^2 is the squared norm of the expected gradient. Both are then clipped. For n = S they
+    equal the estimates of appendix B.3.
 
     Args:
-        sum_of_squares: sum over all ranks and micro-batches of |g_i|^2.
+        sum_of_squares: sum of |g_i|^2 over all ranks and micro-batches.
         square_of_mean: |G|^2.
-        num_gradients: n >= 2, the number of micro-batches of one step over all ranks.
+        num_gradients: n >= 2, the number of micro-batches over all ranks.
         scale: S >= 1.
     """
     excess = sum_of_squares - num_gradients * square_of_mean
@@ -107,23 +102,18 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
 def gain_ratio(variance: float, square: float, scale: float) -> float:
     """Return the gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2), which lies in [1, S] (section 3.2).
 
-    sigma^2 is the trace of the covariance of a base batch's gradient, mu^2 the squared norm of the expected
-    gradient, and S the number of base batches per step. If both are zero, the gain is 1 (appendix B.3).
+    The arguments are sigma^2, mu^2 and S. If sigma^2 and mu^2 are 0, the gain is 1 (appendix B.3).
     """
     return (variance + square) / (variance / scale + square) if variance + square > 0 else 1.0
 
 
 class Averages(NamedTuple):
-    """Moving averages of sigma^2 and mu^2 for one parameter group; both are zero before the first sample.
-
-    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient.
+    """Moving averages of one parameter group's estimates; all zero before the first sample.
 
     Attributes:
-        variance: average of sigma^2.
-        square: average of mu^2.
-        weight: determines the weight of the next sample. If the averages are debiased, it is the sum of the
-            exponential weights so far; in the paper's form it is the number of samples.
+        variance: average of sigma^2, the trace of the covariance of a base batch's gradient.
+        square: average of mu^2, the squared norm of the expected gradient.
+        weight: total weight of the samples so far, or their number in the paper's form.
     """
 
     variance: float = 0.0
@@ -133,13 +123,12 @@ class Averages(NamedTuple):
     def updated(self, sample: Estimate, smoothing: float, debias: bool) -> "Averages":
         """Return the averages after one more sample.
 
-        With theta = ``smoothing``, in [0, 1), and x_t the sample number t, counted from 1, the average after
-        t samples is:
+        With theta = ``smoothing``, in [0, 1), and x_t the sample number t, counted from 1, the average is:
 
         * with ``debias=True``: ``m_t / (1 - theta^t)``, where ``m_t = theta m_{t-1} + (1 - theta) x_t`` and
           m_0 = 0;
-        * with ``debias=False``: the plain mean of the first 1 / (1 - theta) samples, and an exponential
-          average after them (appendix B.3).
+        * with ``debias=False``: the mean of the first 1 / (1 - theta) samples, and then an exponential
+          average (appendix B.3).
         """
         if debias:
             weight = smoothing * self.weight + (1 - smoothing)

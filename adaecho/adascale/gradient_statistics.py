@@ -37,11 +37,11 @@ class Settings:
 
 
 class Pending(NamedTuple):
-    """AdaScale's moving averages, updated for a step that the optimizer has not taken yet.
+    """Moving averages that include the current step, which the optimizer has not taken yet.
 
     Attributes:
-        averages: the averages of sigma^2 and mu^2 (see ``Averages``) for each parameter group.
-        finite: whether all gradients of the current step are finite. If not, the averages leave them out.
+        averages: one element per parameter group.
+        finite: whether all gradients of the step are finite. If not, the averages do not include the step.
     """
 
     averages: list[Averages]
@@ -49,11 +49,10 @@ class Pending(NamedTuple):
 
 
 class GradientStatistics:
-    """Averages of sigma^2 and mu^2 for each parameter group, measured by hooks on the parameters.
+    """Measures the variance and the squared expectation of gradients, as moving averages for each group.
 
-    sigma^2 is the trace of the covariance of a base batch's gradient. mu^2 is the squared norm of the
-    expected gradient. Both are estimated from the gradients of the individual micro-batches. The averages
-    change only in ``commit()``, which the optimizer calls after it has taken a step.
+    Hooks on the parameters observe the gradient of each micro-batch. The averages change only in
+    ``commit()``, which the optimizer calls after it has taken a step.
     """
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
@@ -114,10 +113,9 @@ class GradientStatistics:
 
     @property
     def pending(self) -> Pending:
-        """The moving averages of sigma^2 and mu^2, updated with the gradients of the current step.
+        """The moving averages with the current step included, if its last backward pass has run.
 
-        The gradients are included after the last backward pass of the step. ``commit`` makes the new averages
-        permanent. The first access in each step waits for the device.
+        The first access in each step waits for the device.
         """
         if self._readings is None:
             return Pending(self.averages, True)

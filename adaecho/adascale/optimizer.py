@@ -155,12 +155,9 @@ class AdaScale(Optimizer):
     def gain(self, pg_idx: int | None = None) -> float:
         """Return the gain, in [1, S], of one parameter group, or by default of all trained groups together.
 
-        The gain says how many steps of the base schedule one step replaces. The base schedule is the
-        learning-rate schedule for training with one base batch per step. AdaScale instead averages S base
-        batches per step, and multiplies the learning rate by the gain.
-
-        The gain is 1 until the first step has been measured. It includes the gradients of the current step as
-        soon as the step's last backward pass has run. The call waits for the device.
+        The gain says how many steps on a single base batch one step on S base batches replaces. It is 1 until
+        the first step has been measured. It includes the current step as soon as the last backward pass of
+        this step has run. The call waits for the device.
 
         Args:
             pg_idx: index of the parameter group; None for all trained groups together.
@@ -182,11 +179,12 @@ class AdaScale(Optimizer):
         """Return the gradient noise scale sigma^2 / mu^2 in base batches, at least 0.
 
         sigma^2 is the trace of the covariance of a base batch's gradient, mu^2 the squared norm of the
-        expected gradient. Both are averaged over steps first (McCandlish et al. 2018, arXiv 1812.06162,
-        appendix A.1). Times the number of examples in a base batch, this is their simple noise scale
-        tr(Sigma) / |G|^2 (equation 2.9).
+        expected gradient. Both are first averaged over steps (McCandlish et al. 2018, arXiv 1812.06162,
+        appendix A.1). To get the simple noise scale tr(Sigma) / |G|^2 of this paper (equation 2.9), multiply
+        the result by the number of examples in a base batch.
 
-        The result is inf if mu^2 is 0, and nan before the first sample. If noise dominates, it is too low.
+        The result is inf if mu^2 is 0, and nan before the first sample. If noise dominates, the result is too
+        low, because negative estimates of mu^2 count as 0.
         """
         variance, square = self.grad_var_avg(pg_idx), self.grad_sqr_avg(pg_idx)
         if square == 0:
@@ -215,12 +213,11 @@ class AdaScale(Optimizer):
     def done(self, total_steps: float) -> bool:
         """Return whether training is complete, that is whether tau >= ``total_steps`` (Algorithm 2).
 
-        tau is the sum of the gains so far. It says how many steps of the base schedule the steps so far
-        replace. The base schedule is the learning-rate schedule for training with one base batch per step.
-        The algorithm is that of Johnson et al., arXiv 2007.05105.
+        tau is the sum of all gains so far (``scale_invariant_steps``). The algorithm is in Johnson et al.,
+        arXiv 2007.05105.
 
         Args:
-            total_steps: number of steps of the base schedule.
+            total_steps: number of steps of the base schedule, which uses one base batch per step.
         """
         return self._tau >= total_steps
 
@@ -229,10 +226,10 @@ class AdaScale(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each group's learning rate scaled by ``rule``, then restore the learning rates.
 
-        The argument ``rule`` of AdaScale selects the factor: the gain of the group, its square root, or 1.
+        The factor is the gain of the group, its square root, or 1, as AdaScale's argument ``rule`` says.
 
-        If a gradient is not finite, all ranks skip the step. The moving averages, from which the gain is
-        computed, and ``scale_invariant_steps`` then stay unchanged.
+        If a gradient is not finite, all ranks skip the step. The gain and ``scale_invariant_steps`` then do
+        not change.
 
         Args:
             closure: function that runs the backward passes of the step and returns the loss.
@@ -325,15 +322,14 @@ class AdaScale(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with AdaScale's averages and progress added.
 
-        AdaScale adds numbers to each parameter group in the state, under keys that begin with ``adascale_``.
-        The state can be loaded by ``torch.load(weights_only=True)``. It can also be saved and loaded with
-        ``torch.distributed.checkpoint.state_dict``.
+        The added numbers are in the parameter groups, under keys that begin with ``adascale_``. The state can
+        be loaded by ``torch.load(weights_only=True)`` and by ``torch.distributed.checkpoint.state_dict``.
 
         To resume, create AdaScale with the same arguments as before. ``scale`` and
         ``num_gradients_to_accumulate`` may differ if the base batch stays the same.
 
         Raises:
-            RuntimeError: the current step is incomplete, because only some of its backward passes have run.
+            RuntimeError: only some of the current step's backward passes have run.
         """
         self._statistics.refuse_between_passes("state_dict()")
         state = self._optimizer.state_dict()

@@ -52,7 +52,7 @@ _DIGEST_VALUES: dict[str, dict[Any, Any]] = {
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that affects the results of a run, as plain dicts."""
+    """Return the part of a config that affects the results of a run."""
     of_task = {f"task.{key}": value for key, value in added_options(config["task"].get("name")).items()}
     added = _ADDED | of_task
 
@@ -69,13 +69,13 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_key(key: str) -> str:
-    """Return the name of a dotted config key to use in hashes. A renamed key keeps its old name there."""
+    """Return the original name of a config key, which hashes use even after the key is renamed."""
     group, _, name = key.rpartition(".")
     return f"{group}.{_DIGEST_NAMES.get(key, name)}" if group else name
 
 
 def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """Replace renamed keys and values by their old names, so that renaming does not change hashes."""
+    """Replace renamed keys and values by their original names, for use in hashes."""
     form = {}
     for name, value in kept.items():
         key, values = group + name, _DIGEST_VALUES.get(group + name)
@@ -87,16 +87,13 @@ def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def run_id(config: dict[str, Any]) -> str:
-    """Return the name of a run: the first ten hexadecimal digits of a hash of its identity."""
+    """Return the name of a run: ten hexadecimal digits of a hash of the config."""
     form = digest_form(identity(config))
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return one line for each difference between two configs that prevents a run from being resumed.
-
-    Larger budgets are allowed, and so are settings that do not affect the results.
-    """
+    """Return one line for each difference between two configs that prevents resuming a run."""
     return differences(identity(recorded), identity(now)) + smaller_budgets(recorded, now, COUNTED_BUDGETS)
 
 

@@ -1,15 +1,15 @@
-"""Read the rank and the number of ranks from the environment variables set by torchrun or a Slurm job."""
+"""Read the rank and the number of ranks from the environment variables of torchrun or a Slurm job."""
 
 import os
 
 
 def launched_rank() -> int:
-    """Return the rank of this process, which is 0 if it was not started by a launcher."""
+    """Return the rank of this process; 0 without a launcher."""
     return int(os.environ.get("RANK") or 0)
 
 
 def launched_ranks() -> int:
-    """Return the number of processes that train one run together, which is 1 without a launcher."""
+    """Return the number of processes that train one run together; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
@@ -19,5 +19,5 @@ def local_rank() -> int:
 
 
 def was_restarted() -> bool:
-    """Return whether torchrun has restarted this process after a failure (see its ``--max-restarts``)."""
+    """Return whether torchrun has restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0

@@ -1,8 +1,8 @@
 """The typed config of a run, as dataclasses.
 
 Hydra composes the config from the YAML files in ``conf/`` and from the user's overrides, and checks names and
-types against these dataclasses. ``validate`` then checks ranges, choices and combinations of values. The
-comments after the fields are published in docs/configuration.md.
+types against these dataclasses. ``validate`` checks the values. The comments after the fields are published
+in docs/configuration.md.
 """
 
 import functools
@@ -272,11 +272,7 @@ _RANGES = {
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
-    """Convert a composed config to plain dicts, lists and numbers, without Hydra's own settings.
-
-    Raises:
-        ConfigError: the user added a key with ``+key=`` that is not in the schema.
-    """
+    """Convert a composed config to plain dicts, lists and numbers, without Hydra's own settings."""
     if isinstance(config, Config):
         return asdict(config)
     added = sorted(str(key) for key in config if key not in Config.__dataclass_fields__ and key != "hydra")
@@ -288,11 +284,7 @@ def to_plain(config: DictConfig | Config) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Config:
-    """Build and validate a ``Config`` from plain values, such as the content of a run's ``config.yaml``.
-
-    Raises:
-        ConfigError: a key is unknown, or its value has the wrong type or is out of range.
-    """
+    """Build and validate a ``Config`` from plain values, such as the content of ``config.yaml``."""
     without_task: Any = {**plain, "task": {"name": ""}}
     try:
         config: Any = OmegaConf.to_object(OmegaConf.merge(_schema(), without_task))
@@ -325,11 +317,7 @@ def register() -> None:
 
 
 def value_at(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, such as ``echo.factor``, of a config or of plain dicts.
-
-    Raises:
-        ConfigError: the key is unknown.
-    """
+    """Return the value at a dotted key, such as ``echo.factor``, of a config or of plain dicts."""
     for name in key.split("."):
         fields = tree if isinstance(tree, dict) else getattr(tree, "__dataclass_fields__", ())
         if name not in fields:
@@ -339,11 +327,7 @@ def value_at(tree: Any, key: str) -> Any:
 
 
 def validate(config: Config) -> None:
-    """Check the ranges, choices and combinations of all values.
-
-    Raises:
-        ConfigError: a check failed. The message names the key, its value, the reason and the remedy.
-    """
+    """Check the ranges, choices and combinations of all values."""
     if config.data.path == "":  # often caused by an unset shell variable
         raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for built-in data")
     for key, allowed in _CHOICES.items():
@@ -370,7 +354,7 @@ def validate(config: Config) -> None:
 
 
 def check_schedule(schedule: ScheduleConfig) -> None:
-    """Check that each duration is given in steps or in epochs but not both, and that none is missing."""
+    """Check that no duration is missing or is given both in steps and in epochs."""
     for name in ("decay", "warmup", "first_milestone", "milestone_gap"):
         steps, epochs = getattr(schedule, f"{name}_steps"), getattr(schedule, f"{name}_epochs")
         if steps and epochs is not None:
@@ -385,7 +369,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
 
 
 def _validate_adascale(config: Config) -> None:
-    """Reject settings for which AdaScale would compute a wrong gain or a wrong learning rate."""
+    """Reject settings with which AdaScale would compute a wrong gain or learning rate."""
     adascale, name = config.adascale, config.optimizer.name
     count = adascale.num_gradients_to_accumulate
     if config.batch_size % count:

@@ -1,8 +1,4 @@
-"""Choose defaults from the size of the user's data, for ``scale=images`` and ``scale=text``.
-
-The defaults cover the validation split, batch size, shuffle buffer, evaluation interval, training budget and
-learning rate.
-"""
+"""Choose defaults from the size of the user's data, for ``scale=images`` and ``scale=text``."""
 
 import functools
 from typing import Any
@@ -30,19 +26,13 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     * ``validation_examples``: a fifth of the data, at most 1,000; None if the data has a validation split.
     * ``batch_size``: the largest power of two from 4 to 64 with at least 16 batches per epoch.
     * ``shuffle_buffer``: a quarter of an epoch, at most 10,000 examples.
-    * ``every_fresh_examples``: half an epoch between two evaluations.
+    * ``every_fresh_examples``: half an epoch.
     * ``max_fresh_examples``: 10 epochs, or about 50,000 examples if that is less, but at least 2 epochs.
     * ``learning_rate``: 0.001 times the batch size.
     * ``decay_steps``: ``max_fresh_examples`` divided by the batch size.
-    * ``axes``: the search ranges, 0.1 to 10 times ``learning_rate`` and 0.8 to 0.99 for momentum.
+    * ``axes``: the search ranges of the learning rate and the momentum.
 
-    If the user sets the batch size, ``learning_rate``, ``axes`` and ``decay_steps`` follow it. If the user
-    sets a budget of less than two epochs, ``shuffle_buffer`` is an eighth and ``every_fresh_examples`` a
-    quarter of it.
-
-    Raises:
-        ConfigError: ``data.path`` is not set.
-        DataError: the data is missing.
+    If the user sets a budget below two epochs, half the budget replaces the epoch.
     """
     held_out, training = _split(_size(_root_))
     if key == "validation_examples":
@@ -79,14 +69,7 @@ def describe(plain: dict[str, Any]) -> str:
 
 
 def _split(size: Size) -> tuple[int | None, int]:
-    """Choose the size of the validation split: a fifth of the training data, at most 1,000 units.
-
-    A unit is a document for text, and an image for images.
-
-    Returns:
-        The number of units to hold out for validation, or None if the data has its own validation split; and
-        the number of examples that remain for training.
-    """
+    """Return how many documents or images to hold out, and how many training examples remain."""
     held_out = None if size.has_validation else max(1, min(size.units // 5, _MAX_VALIDATION))
     return held_out, max(1, size.examples - size.examples * (held_out or 0) // size.units)
 

@@ -30,5 +30,5 @@ class SlurmSettings:
 
     @property
     def ranks(self) -> int:
-        """The number of tasks per job. These tasks are the ranks that train each trial together."""
+        """The number of tasks per job, which train each trial together."""
         return self.nodes * self.tasks_per_node

@@ -1,8 +1,7 @@
 """Find tasks and callbacks by name.
 
 A name can be a built-in task, an entry point, or the dotted path of a module. A task module defines
-``build(config, options)`` and, optionally, a dataclass ``Options`` with the config keys ``task.*``.
-``Options`` extends ``TaskConfig``.
+``build(config, options)`` and, optionally, a dataclass ``Options`` for the config keys ``task.*``.
 """
 
 import importlib
@@ -23,9 +22,8 @@ class Size(NamedTuple):
     """The size of a dataset.
 
     Attributes:
-        examples: the number of training examples, which may be an estimate.
-        units: the number of training documents for text, or of training images. ``data.validation_examples``
-            holds out some of them for validation.
+        examples: number of training examples, which is an estimate for text.
+        units: number of training documents or images, before some are held out for validation.
         has_validation: whether the data has its own validation split.
     """
 
@@ -52,10 +50,7 @@ class TaskConfig:
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the dataset, for the setting ``scale=``.
-
-        ``scale=images`` and ``scale=text`` choose defaults, such as the batch size and the training budget,
-        that suit the size of the user's data.
+        """Return the size of the dataset, from which ``scale=`` chooses defaults such as the batch size.
 
         Args:
             path: the value of ``data.path``.
@@ -72,14 +67,7 @@ class TaskConfig:
 
 
 def find_task(name: str) -> ModuleType:
-    """Import and return the module of a task.
-
-    Args:
-        name: a built-in task, an entry point in the group ``adaecho.tasks``, or the dotted path of a module.
-
-    Raises:
-        ConfigError: no such module exists, or it has no function ``build``.
-    """
+    """Import the module of a task, given its name, its entry point or its dotted path."""
     if name in our_options():
         return importlib.import_module(f"{ENTRY_POINTS}.{our_options()[name].module or name}")
     path = module_path(name, ENTRY_POINTS, f"task.name={name}: expected one of {', '.join(our_options())}")
@@ -90,11 +78,7 @@ def find_task(name: str) -> ModuleType:
 
 
 def options_class(name: str) -> type[TaskConfig]:
-    """Return the dataclass of a task's options.
-
-    Raises:
-        ConfigError: no such task exists (see ``find_task``), or its options do not extend ``TaskConfig``.
-    """
+    """Return the dataclass of a task's options."""
     # Importing the module of a built-in task would import torch, which takes seconds.
     if name in our_options():
         return our_options()[name]
@@ -118,11 +102,7 @@ def our_options() -> dict[str, type[TaskConfig]]:
 
 
 def check_options(plain: dict[str, Any]) -> TaskConfig:
-    """Build the typed options of a task from plain values, and check them.
-
-    Raises:
-        ConfigError: the task or an option is unknown, or a value has the wrong type or is out of range.
-    """
+    """Build the typed options of a task from plain values, and check them."""
     name = plain.get("name") if isinstance(plain, dict) else None
     if not isinstance(name, str) or name == "???":
         raise ConfigError("task.name: missing; give one, for example task=digits")
@@ -141,12 +121,8 @@ def module_path(name: str, group: str, message_start: str) -> str:
     """Return the dotted path of a module, given this path or the name of an entry point.
 
     Args:
-        name: the name of an entry point in ``group``, or the dotted path of a module.
         group: a group of entry points.
-        message_start: the first words of the error message if no such module exists.
-
-    Raises:
-        ConfigError: no such module exists.
+        message_start: the first words of the error message if there is no such module.
     """
     for point in metadata.entry_points(group=group, name=name):
         return point.value

@@ -23,12 +23,11 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Cifar10(NamedTuple):
-    """The CIFAR-10 images that were found at a path, and a function that reads them.
+    """The CIFAR-10 images at a path, which have not been read yet.
 
     Attributes:
-        read: ``read(split, bad)`` reads and decodes a split, "train" or "test", in stored order. It returns
-            the arrays ``image`` and ``label``. Examples that cannot be decoded are skipped and added to
-            ``bad``, which raises a ``DataError`` if there are more than allowed.
+        read: ``read(split, bad)`` returns the arrays ``image`` and ``label`` of a split. Images that cannot
+            be decoded are added to ``bad`` instead.
         has_test: whether there is a split "test".
         files: the files of all splits.
     """
@@ -39,14 +38,11 @@ class Cifar10(NamedTuple):
 
 
 def find(path: str | None, decode: Decode) -> Cifar10:
-    """Find the CIFAR-10 images at a path. The images are read later, by ``Cifar10.read``.
+    """Find the CIFAR-10 images at a path, without reading them.
 
     Args:
         path: a folder with parquet files, the folder ``cifar-10-batches-py`` or its parent, or a hub id.
         decode: a function that decodes one example.
-
-    Raises:
-        DataError: there is no such data.
     """
     if path is None:
         raise DataError("data.path=null: cifar10 needs a folder or a hub id, e.g. data.path=uoft-cs/cifar10")
@@ -89,8 +85,7 @@ def decode_all(
     """Decode examples in parallel on all cores, and stack those that can be decoded.
 
     Args:
-        examples: pairs of an example's name for messages and the example.
-        decode: decodes one example.
+        examples: pairs of a name, for messages, and an example.
         bad: collects the examples that can't be decoded.
     """
 

@@ -34,10 +34,8 @@ class GroundTruth:
     Attributes:
         boxes: float32 [K, 4] as x1, y1, x2, y2 in pixels.
         labels: int64 [K], from 1.
-        crowd: bool [K], COCO's flag for a box around a crowd of objects. Such boxes are not used for
-            training, and are not counted as missed if no detection matches them.
-        areas: float64 [K], areas of the objects in pixels, which determine whether they count as small,
-            medium or large.
+        crowd: bool [K], COCO's flag for a box around a crowd of objects, which is not used for training.
+        areas: float64 [K], areas of the objects in pixels.
     """
 
     boxes: NDArray[np.float32]
@@ -50,14 +48,13 @@ class GroundTruth:
 class DetectionImages:
     """A map-style dataset of images with bounding boxes, in COCO's format.
 
-    An example is ``{"image", "boxes", "labels", "size"}``, with the image as encoded bytes. A box that COCO
-    marks as a crowd of objects is not part of an example.
+    An example is ``{"image", "boxes", "labels", "size"}``, with the image as encoded bytes and without the
+    boxes of crowds.
 
     Attributes:
         categories: names of the categories. Label k stands for ``categories[k - 1]``.
-        files: path of each image.
         truths: the annotated boxes of each image, including those of crowds.
-        sizes: height and width of each image in pixels, from the annotations.
+        sizes: height and width of each image in pixels.
     """
 
     categories: list[str]
@@ -95,8 +92,7 @@ class DetectionImages:
 def read_both(path: str, bad: BadExampleBudget) -> tuple[DetectionImages, DetectionImages | None, list[Path]]:
     """Read the training images and, if present, the validation images of a dataset in COCO's format.
 
-    Images without a file are skipped. A box is skipped if it has no area within its image, or if its image or
-    category is not listed. The other boxes of the image are still used.
+    Images without a file and unusable boxes are skipped.
 
     Args:
         path: a folder with ``annotations/instances_train2017.json``, ``train2017/`` and so on; other common
@@ -105,10 +101,6 @@ def read_both(path: str, bad: BadExampleBudget) -> tuple[DetectionImages, Detect
 
     Returns:
         The training split, the validation split or None, and the paths of the annotation files.
-
-    Raises:
-        DataError: files are missing or not in COCO's format, no image is left, more images and boxes are
-            skipped than ``bad`` allows, or the splits have different categories.
     """
     top = Path(path).expanduser()
     if not top.is_dir():
@@ -165,7 +157,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
 
 
 def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Path]:
-    """Return the paths of the listed images, in the one folder that contains most of them."""
+    """Return the paths of the listed images, in the folder that contains most of them."""
     present: dict[str, Path] = {}
     folders = [top / name.format(split=word) for word in _SPLITS[split] for name in _IMAGES]
     for folder in [file.parent, *folders]:
@@ -176,11 +168,7 @@ def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Pa
 
 
 def _usable(annotation: dict[str, Any], label: int, height: float, width: float) -> list[float]:
-    """Check one annotation, and return its values.
-
-    Returns:
-        x1, y1, x2 and y2 of the box clipped to the image, its label, its crowd flag, and the area of the
-        object.
+    """Return the clipped corners x1, y1, x2, y2 of a box, its label, its crowd flag, and the object's area.
 
     Raises:
         ValueError: the annotation can't be used.

@@ -27,8 +27,8 @@ class Documents:
     """Text documents, grouped into splits.
 
     Attributes:
-        splits: the parts of each split. The keys are ``train`` and optionally ``validation`` and ``test``.
-            Each part is a file, or a table of the library ``datasets``.
+        splits: the files or tables of each split. The keys are ``train`` and optionally ``validation``
+            and ``test``.
         files: all files of the splits.
         column: name of the text column in tables and JSON lines.
         lines: whether each line of a text file is a document; otherwise a whole file is one document.
@@ -41,16 +41,11 @@ class Documents:
 
     @property
     def held_out(self) -> str | None:
-        """The name of the held-out split: ``validation``, or else ``test``; None if there is neither."""
+        """The name of the held-out split: ``validation``, or else ``test``; None without both."""
         return next((name for name in ("validation", "test") if name in self.splits), None)
 
     def read(self, shard: Any, first: int = 0) -> Iterator[tuple[str, Text]]:
-        """Yield the documents of a file or table, as pairs of a name for messages and the text.
-
-        Args:
-            shard: a file or table from ``splits``.
-            first: the index of the first document to yield.
-        """
+        """Yield the documents of a file or table from ``first`` on, as pairs (name for messages, text)."""
         if not isinstance(shard, Path):
             rows = shard.select(range(first, len(shard))).with_format("arrow").iter(1000)
             texts = (text for batch in rows for text in batch[self.column].to_pylist())
@@ -67,18 +62,13 @@ class Documents:
 def find_documents(path: str | None, *, column: str = "text", lines: bool = False) -> Documents:
     """Find the documents of ``data.path``, and assign each file to a split by its name or folder.
 
-    Splits are formed only if some names contain the word train, and others validation, valid, val, dev or
-    test. Otherwise all files belong to the training split.
+    Unless some names contain train and others validation or test, all files are used for training.
 
     Args:
         path: a folder with parquet files, JSON lines or text files (.txt, .py, .md) at any depth; a single
-            file of text or JSON lines; a hub id (see ``load_tables``); or None for the standard library of
-            the running Python.
+            file of text or JSON lines; a hub id; or None for Python's standard library.
         column: name of the text column in tables and JSON lines.
         lines: whether each line of a text file is a document.
-
-    Raises:
-        DataError: there are no such documents, or a file belongs to no split.
     """
     if path is None:
         files = _standard_library()
@@ -118,10 +108,7 @@ def _by_split(root: Path, files: list[Path]) -> dict[str, list[Path]]:
 
 
 def _standard_library() -> list[Path]:
-    """Return the source files of Python's standard library, sorted by path.
-
-    Tests, documentation and installed packages are left out.
-    """
+    """Return the source files of Python's standard library, without tests and documentation."""
     left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
     files = _LIBRARY.rglob("*.py")
     return sorted(file for file in files if not left_out & set(file.relative_to(_LIBRARY).parts))
@@ -137,7 +124,7 @@ def _texts(file: Path, *, lines: bool) -> Iterator[Text]:
 
 
 def _json_lines(file: Path, column: str) -> Iterator[Text]:
-    """Yield the texts in a JSON lines file. A null is an empty document, and blank lines are skipped."""
+    """Yield the texts in a JSON lines file, with empty texts for nulls."""
     try:
         with gzip.open(file, "rb") if file.suffix.lower() == ".gz" else file.open("rb") as opened:
             for line in filter(bytes.strip, opened):

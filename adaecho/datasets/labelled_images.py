@@ -38,7 +38,7 @@ class ImageFiles:
 
 
 class ImageTable:
-    """A map-style dataset of the rows of a table of the library ``datasets``, with images as bytes."""
+    """A map-style dataset of the rows of a Hugging Face table, with images as bytes."""
 
     thread_safe = True  # the rows are memory-mapped Arrow data, which no code writes to
 
@@ -66,9 +66,9 @@ class LabelledImages:
     """One split of a dataset of labelled images.
 
     Attributes:
-        source: a map-style dataset, or ``TarShards`` whose examples contain the files of each key.
+        source: a map-style dataset, or ``TarShards``.
         files: paths of files, or urls of shards.
-        classes: names of the classes in the order of their labels; empty for tar shards, which have no names.
+        classes: names of the classes in the order of their labels; empty if the data has no names.
     """
 
     source: Any
@@ -87,7 +87,7 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledIm
             * a folder with ``train/<class>/`` and optionally ``val/<class>/`` (or validation, valid, test);
             * a folder of class folders, without splits;
             * a folder with ``train*.tar`` and optionally ``val*.tar``;
-            * a folder of parquet files. The library ``datasets`` assigns them to splits.
+            * a folder of parquet files.
 
         validation_path: the validation images in one of these forms; None if they are under ``path``.
 
@@ -137,16 +137,7 @@ def _splits(path: str, key: str) -> dict[str, LabelledImages]:
 
 
 def open_shards(urls: list[str], key: str, **settings: int) -> TarShards:
-    """Return ``TarShards(urls, **settings)``, with an error that names the config key.
-
-    Args:
-        urls: the shards.
-        key: the config key for the message.
-        settings: further arguments of ``TarShards``.
-
-    Raises:
-        DataError: there are no such shards.
-    """
+    """Return ``TarShards(urls, **settings)``. If this fails, the error names the config key."""
     try:
         return TarShards(urls, **settings)  # type: ignore[arg-type]
     except ValueError as error:
@@ -154,11 +145,7 @@ def open_shards(urls: list[str], key: str, **settings: int) -> TarShards:
 
 
 def read_shards(urls: list[str], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all examples of tar shards in stored order, each together with its name for messages.
-
-    Raises:
-        DataError: the shards are missing, can't be read, or contain no examples.
-    """
+    """Yield all examples of tar shards in stored order, as pairs (name for messages, example)."""
     example = None
     try:
         for url in shard_urls(urls):

@@ -56,7 +56,6 @@ def make_scenes(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], number: in
         glyphs: uint8 [N, 8, 8], images of digits with values 0 to 16.
         digits: int64 [N], 0 to 9; the label of digit d is d + 1.
         number: number of scenes. Scene i is the same for any number.
-        seed: seed of the random positions, sizes and backgrounds.
     """
     rngs = (np.random.default_rng((_SEED, seed, row)) for row in range(number))
     return Scenes([_scene(glyphs, digits, rng) for rng in rngs])

@@ -75,7 +75,7 @@ def split_indices(
 
 
 def refuse_number(number: int | None, path: str) -> None:
-    """Raise a ConfigError if ``data.validation_examples`` is set for data with its own validation split."""
+    """Raise a ConfigError if ``data.validation_examples`` is set, since the data has a validation split."""
     if number is not None:
         raise ConfigError(
             f"data.validation_examples={number}: {path} has a validation split; leave the key null "
@@ -84,11 +84,7 @@ def refuse_number(number: int | None, path: str) -> None:
 
 
 def first_of(examples: Arrays, number: int | None) -> Arrays:
-    """Return the first ``number`` examples, or all examples if ``number`` is None.
-
-    Raises:
-        ConfigError: there are fewer than ``number`` examples.
-    """
+    """Return the first ``number`` examples, or all examples if ``number`` is None."""
     available = len(next(iter(examples.values())))
     if number is not None and number > available:
         raise ConfigError(

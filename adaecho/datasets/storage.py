@@ -20,7 +20,7 @@ class Tables(NamedTuple):
 
     Attributes:
         splits: a ``datasets.Dataset`` for each split name, such as "train".
-        files: the local files; for a hub id, the files in the cache of ``datasets``.
+        files: the local files of the tables.
     """
 
     splits: dict[str, Any]
@@ -28,16 +28,12 @@ class Tables(NamedTuple):
 
 
 def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> Tables:
-    """Load tables with Hugging Face's ``datasets``, which also names the splits and caches the tables.
+    """Load tables with Hugging Face's ``datasets``, which also names the splits.
 
     Args:
-        path: a local folder (of parquet files, for example), or a hub id: owner/name, or
-            owner/name/configuration.
+        path: a local folder, or a hub id: owner/name, or owner/name/configuration.
         columns: the columns that each split must have. Images stay encoded.
         key: the config key that contains the path, for messages.
-
-    Raises:
-        DataError: the tables can't be loaded, or lack a column.
     """
     import datasets  # imported here, because it takes most of a second
 
@@ -82,7 +78,7 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Convert storage errors in the ``with`` block to a ``DataError`` that names file, cause and remedy."""
+    """Convert storage errors in the ``with`` block to a ``DataError`` with cause and remedy."""
     try:
         yield
     except (ConnectionError, tarfile.TarError) as error:
@@ -94,12 +90,9 @@ def storage_errors() -> Iterator[None]:
 
 
 def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """Return a dict with a hash of the names and sizes of files, or an empty dict if there are no files.
+    """Return a dict with a hash of the names and sizes of files; empty without files.
 
     The contents of the files are not read. For a URL, only the name is hashed.
-
-    Raises:
-        DataError: a file is missing or can't be read.
     """
     names = sorted(map(str, files))
     if not names:
@@ -136,7 +129,7 @@ class BadExampleBudget:
             lines: one line for each example: file and row, a colon, and the reason.
 
         Raises:
-            DataError: there are now more bad examples than the budget. The message lists up to 20 of them.
+            DataError: there are now more bad examples than the budget.
         """
         self.found += lines
         if len(self.found) > self._budget:

@@ -29,14 +29,10 @@ _DOCUMENTS = 512  # number of documents that are encoded together
 class Packing:
     """How text documents are cut into training examples.
 
-    An example has ``block + 1`` tokens. A language model predicts each of them except the first.
-
     Attributes:
-        kind: with ``packed``, all documents are joined, each followed by an END, and cut into blocks that
-            overlap by one token; an incomplete last block is dropped. With ``sentence``, each document
-            becomes one example with an END on both sides; a short document is filled up with PAD, and a long
-            one is cut off.
-        block: number of tokens that are predicted in an example.
+        kind: ``packed`` joins all documents and cuts them into blocks. ``sentence`` makes one example of each
+            document, which is padded or cut off.
+        block: number of tokens that are predicted in an example. An example has one more token.
         vocabulary: number of different tokens, including PAD and END.
     """
 
@@ -51,8 +47,8 @@ class Tokens:
 
     Attributes:
         tokenizer: a tokenizer of the ``tokenizers`` library.
-        train, validation: unsigned integers [n, block + 1], memory-mapped.
-        meta: counts, and the sha256 of the tokenizer.
+        train, validation: the examples as unsigned integers [n, block + 1], memory-mapped.
+        meta: numbers of used and skipped documents, and the sha256 of the tokenizer.
     """
 
     tokenizer: Any
@@ -70,20 +66,16 @@ def cache_key(documents: Documents, *settings: Any) -> str:
 
 
 def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Tokens:
-    """Return the tokenized examples of documents. They are computed once, and then read from the cache.
+    """Return the tokenized examples of documents, which are computed once and then read from the cache.
 
     Args:
-        documents: the text documents.
         packing: how documents are cut into examples.
-        data: the settings ``data.*``. ``validation_examples`` is the number of training documents to hold out
-            for validation, and ``split_seed`` chooses them. If ``validation_examples`` is None, the documents
-            must have a validation or test split, which is then used. ``max_bad_examples`` is the number of
-            unreadable documents that may be skipped.
+        data: the settings ``data.*``. If ``validation_examples`` is None, the documents' own validation or
+            test split is used.
 
     Raises:
-        DataError: there are more bad documents than allowed, there is too little text, or the cache can't be
-            written.
-        ConfigError: the text supports fewer subwords than ``packing.vocabulary``.
+        DataError: there is too little text, too many documents are bad, or the cache can't be written.
+        ConfigError: the text is too short for a tokenizer with ``packing.vocabulary`` tokens.
     """
     settings = (data.validation_examples, data.split_seed, data.max_bad_examples)
     folder = cache_folder() / cache_key(documents, vars(packing), *settings)
@@ -97,7 +89,7 @@ def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Token
 
 
 def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
-    """Return a tokenizer that was trained on some texts. It is trained once, and then read from the cache.
+    """Return a tokenizer that is trained on some texts once, and then read from the cache.
 
     Args:
         key: cache key of the texts; see ``cache_key``.
@@ -129,7 +121,7 @@ def _new_in_cache(path: Path) -> Iterator[Path]:
 
 
 def _move(new: Path, path: Path) -> None:
-    """Rename a folder to ``path``, or keep the folder that another process has created there meanwhile."""
+    """Rename a folder to ``path``, or keep the folder that another process has created there."""
     try:
         new.rename(path)
     except OSError:
@@ -154,12 +146,12 @@ def _load_tokenizer(file: Path) -> Any:
 
 
 def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig) -> None:
-    """Train a tokenizer on the documents, and write it and the tokenized examples to a folder."""
+    """Write a tokenizer that is trained on the documents, and the tokenized examples, to a folder."""
     counts, dtype = {"empty": 0, "too_short": 0, "cut": 0}, _dtype(packing.vocabulary)
     bad = BadExampleBudget(data.max_bad_examples)
 
     def texts(split: str, *, count: bool = False) -> Iterator[str]:
-        """Yield all documents except empty and unreadable ones, which are counted if ``count`` is set."""
+        """Yield the usable documents. If ``count`` is set, count the empty and unreadable ones."""
         for shard in documents.splits[split]:
             for origin, text in documents.read(shard):
                 if isinstance(text, str) and text.strip():
@@ -214,7 +206,7 @@ def _dtype(vocabulary: int) -> np.dtype[Any]:
 
 
 def sentence(tokens: list[int], block: int, dtype: Any) -> NDArray[Any]:
-    """Return the first ``block + 1`` tokens as an array, padded with PAD to this length."""
+    """Return the first ``block + 1`` tokens as an array, padded to this length."""
     row = np.full(block + 1, PAD, dtype)
     row[: len(tokens)] = tokens[: block + 1]
     return row
@@ -262,9 +254,8 @@ Cursor = tuple[int, ...]
 class TokenStream:
     """A stream of tokenized text examples for training a language model.
 
-    An example is ``{"tokens": array}`` with ``block + 1`` tokens, of which all but the first are predicted.
-    Each document begins and ends with an END token, and is cut into examples that overlap by one token. The
-    last example of a document is padded with PAD tokens.
+    An example is ``{"tokens": array}`` with ``block + 1`` tokens. Each document is cut into examples that
+    overlap by one token. The last example of a document is padded.
 
     Args:
         documents: the text documents.
@@ -283,7 +274,7 @@ class TokenStream:
         self.rank, self.world = 0, 1
 
     def set_share(self, rank: int, world_size: int) -> None:
-        """Yield only the examples of this rank from now on, with each example on exactly one rank."""
+        """Yield only this rank's examples from now on. Each example belongs to exactly one rank."""
         self.rank, self.world = rank, world_size
 
     def __iter__(self) -> "TokenIterator":

@@ -1,12 +1,11 @@
-"""Workarounds for two cases in which PyTorch Lightning would resume a loader at the wrong batch.
+"""Make PyTorch Lightning resume a loader at the right batch.
 
 *Prefetch*: if a loader has no length, Lightning requests each batch one step before it trains on it. A
-checkpoint would then count this batch as used, and a resume would skip it.
+checkpoint must not count this batch as used.
 
-*End of an epoch*: if a checkpoint was saved at the end of an epoch, Lightning does not pass the loader's
-state to the loader. Training would then repeat the batches of the first epoch. With ``max_steps``, Lightning
-passes the state, but first requests an iterator only to end the completed epoch. This request would skip an
-epoch.
+*End of an epoch*: Lightning does not load a loader's state that was saved at the end of an epoch, so training
+would repeat the first epoch. With ``max_steps``, Lightning loads the state, but first requests an iterator
+that must be empty.
 """
 
 import sys
@@ -20,25 +19,16 @@ _DEPTH = 3  # the fetcher nests a batch in a tuple with its index and in a colle
 
 
 def holds_last_batch(batch_id: int) -> bool:
-    """Return whether Lightning has requested the last batch, but has not trained on it yet.
-
-    Args:
-        batch_id: ``id()`` of the last batch that the loader returned.
-    """
+    """Return whether Lightning has fetched the batch with this ``id()``, but not trained on it yet."""
     fetchers = (getattr(loop, "_data_fetcher", None) for _, loop in _methods_that_call())
     return _holds(getattr(next(filter(None, fetchers), None), "batches", ()), batch_id, _DEPTH)
 
 
 def resumed_at_end(loader: Any) -> tuple[dict[str, Any] | None, bool] | None:
-    """Return how to begin an iteration that Lightning requests when it resumes at the end of an epoch.
+    """Return how to begin an iterator if Lightning resumes at the end of an epoch; otherwise None.
 
     Returns:
-        None if the caller is not a Lightning Trainer that resumes at the end of an epoch. The iteration then
-        begins as usual. Otherwise a pair:
-
-        * The state that the loader must load first. It is None if Lightning has loaded it already, or has no
-          state for this loader.
-        * Whether the iterator must be empty, because Lightning requests it only to end the completed epoch.
+        The state that the loader must load first, or None, and whether the iterator must be empty.
     """
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)
     combined = getattr(loop, "_combined_loader", None)  # None while Lightning checks the loader

@@ -378,8 +378,8 @@ class EchoLoader(LoaderStats):
         """Restore a state. The next batch is then the same as in the run that saved the state.
 
         The loader first reads the examples of its buffers again, and counts them in ``reread_examples``. The
-        echoing factor may differ from the saved one. If the state was saved between two iterations, the
-        number of ranks, batch size, echo variant and buffer sizes may differ too.
+        echoing factor may differ from the saved one. If the state was saved between two loops over the
+        loader, the number of ranks, batch size, echo variant and buffer sizes may differ too.
 
         Raises:
             ValueError: the state belongs to a loader with other settings or another source; the message names
@@ -403,14 +403,12 @@ class EchoLoader(LoaderStats):
         """Let the next ``iter()`` begin iteration number ``epoch``, counted from 0.
 
         An iteration is one complete loop over the loader. Unlike with DistributedSampler, this call is
-        optional, because each ``iter()`` begins the next iteration anyway.
-
-        The call has no effect without ``epochs=``. It also has no effect if a loaded state lies within
-        iteration ``epoch``, because the next ``iter()`` then continues that iteration.
+        optional, because each ``iter()`` begins the next iteration anyway. The call has no effect without
+        ``epochs=``, or if a loaded state lies within iteration ``epoch``, so that ``iter()`` continues there.
 
         A new loader around an iterable does not know how many examples earlier iterations contained. If
-        ``epoch`` is not 0, it therefore warns, and uses the same random numbers as in iteration 0. Load a
-        state, or pass another ``seed``, to get other random numbers.
+        ``epoch`` is not 0, it therefore warns, and draws the random numbers of iteration 0. To draw others,
+        load a state or pass another ``seed``.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:

@@ -1,7 +1,6 @@
 """The permanent parts of a loader (``Pipeline``), and its threads, processes and buffers (``Run``).
 
-A run makes the batches that follow a given position of the training loop. The loader can discard a run and
-start a new one at any time, for example after an error or to resume from a state.
+After an error, or to resume from a state, the loader discards its ``Run`` and creates another.
 """
 
 import _thread
@@ -51,15 +50,14 @@ _NO_FORK = (
 
 
 class Counters(NamedTuple):
-    """The seconds that the stages of a loader have needed so far.
+    """Seconds that the stages of a loader have worked so far, as two lower bounds for each stage.
 
-    For each stage there are two numbers, which are lower bounds on its seconds (see ``_bounds``). All stages
-    work at the same time. The total time is therefore that of the slowest stage, which is the largest number.
+    The stages work in parallel, so only the largest bound counts.
 
     Attributes:
-        upstream_s: the numbers for the stages before the echo.
-        own_s: the numbers for the loader's work after the echo.
-        fresh_batches: number of fresh examples that have been read, divided by the batch size.
+        upstream_s: bounds for the stages before the echo.
+        own_s: bounds for the stages after the echo.
+        fresh_batches: number of fresh examples read so far, divided by the batch size.
     """
 
     upstream_s: tuple[float, ...]
@@ -68,27 +66,18 @@ class Counters(NamedTuple):
 
 
 class Pipeline:
-    """The parts of a loader that last as long as the loader, and its current run.
+    """The parts of a loader that last as long as the loader, and its current ``Run``.
 
     Args:
-        source: the source of the training data.
-        settings: settings of the loader.
-        functions: the functions that the user passed to the loader.
-        sampler: sampler that determines the order of rows, or None.
-        device: copies batches to the target device.
-        num_workers: number of workers.
         prefetch: number of batches to read ahead of the echo; None for two per worker.
         processes: whether to use processes even for thread-safe code.
 
     Attributes:
-        streams: computes the order of examples and batches after repeating and shuffling.
-        processes: whether the workers are processes. As in a DataLoader, the user's code runs in processes
-            unless it declares ``thread_safe``.
+        streams: determines how examples and batches are repeated and shuffled.
+        processes: whether the workers are processes instead of threads.
         source_length: number of examples in the source; None for an iterable.
-        run: the run that makes the next batch; None while it makes a batch, and after it was discarded.
-        left: the last position of the training loop, and the state of the reader at this position. It is set
-            only while the reader moves to a new run. If an interrupt stops this move, ``state`` uses the
-            pair, because the reader has left the position.
+        run: makes the next batch; None while it makes a batch, and after it was discarded.
+        left: position and reader state to save if an interrupt stops the reader while it moves; else None.
     """
 
     def __init__(
@@ -121,7 +110,7 @@ class Pipeline:
         order = None if isinstance(source, IterableSource) else order_of(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         origin = _origin_of(source, order)
-        before, after = functions.around_the_buffer(origin)
+        before, after = functions.split_at_buffer(origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
         collating = Collator(functions.collate, settings.seed, origin)
         self.builder = BatchBuilder(
@@ -147,7 +136,7 @@ class Pipeline:
         _OPEN[self] = os.getpid()
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
-        """Create the first stage, which reads, decodes and, in some variants, augments examples."""
+        """Create the stage that reads, decodes and, in some variants, augments examples."""
         settings, rank, world = self.settings, self.streams.rank, self.streams.world
         if isinstance(self.source, IterableSource):
             return SequentialReader(self.source, preparation, rank=rank, world=world)
@@ -158,7 +147,7 @@ class Pipeline:
         )  # fmt: skip
 
     def reason_to_wait(self) -> str:
-        """Return text for a log line: which work the next batch waits for, and how far this work is."""
+        """Return text for a log line: what the next batch waits for."""
         return f"{self.source.name}: {'reading again' if self._newest is None else self._newest.progress()}"
 
     def warn_of_draws(self) -> None:
@@ -171,15 +160,7 @@ class Pipeline:
             )
 
     def begin(self, position: LoaderCursor, iteration: int) -> tuple[LoaderCursor, "Run"]:
-        """Abandon the current iteration and begin another one.
-
-        Args:
-            position: current position of the training loop.
-            iteration: number of the iteration to begin, counted from 1.
-
-        Returns:
-            The position at the start of the iteration, and the run that makes its batches.
-        """
+        """Abandon the current iteration, and begin the one with number ``iteration``, counted from 1."""
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
         index = self.reader.begin(iteration, self.settings.epochs, abandoned_at)
@@ -194,12 +175,9 @@ class Pipeline:
         return position, self._newest
 
     def resume(self, position: LoaderCursor) -> tuple[LoaderCursor, "Run"]:
-        """Move the reader to a position of the training loop, and create a run that continues there.
+        """Return to a position of the training loop, and create a ``Run`` that continues there.
 
-        The reader may have to read some examples again to reach the position.
-
-        Returns:
-            The position, with these examples added to ``reread_examples``, and the run.
+        The returned position also counts the examples that the reader has to read again.
         """
         state, held = self._leave(position), self.streams.held(position)
         reread = self.reader.resume(
@@ -210,7 +188,7 @@ class Pipeline:
         return position, self._newest
 
     def _leave(self, position: LoaderCursor) -> ReaderState:
-        """Discard the run and all log entries after a position. Return the reader's state there."""
+        """Discard the ``Run`` and the log entries after a position. Return the reader's state there."""
         if self.left is None:  # the reader has not moved yet, so its state is known
             self.left = position, self._reader_state(position)
         self._drop()
@@ -243,28 +221,28 @@ class Pipeline:
         }
 
     def restore(self, state: dict[str, Any]) -> LoaderCursor:
-        """Load a state that has been checked: restore its log, discard the run, and return its position."""
+        """Restore a state that has been checked, and return its position of the training loop."""
         position, self.streams.log = self.streams.restored(state)
         self.run, self.left = None, (position, (json.loads(state["progress"]), state["fingerprints"]))
         return position
 
     @property
     def examples_read(self) -> int:
-        """Number of examples that this and earlier runs have read, including examples read ahead."""
+        """Number of examples that have been read so far, including examples read ahead."""
         return self._read_before + (0 if self._newest is None else self._newest.queue.examples)
 
     @property
     def pool(self) -> ThreadPool | None:
-        """The thread pool of the newest run; None without workers."""
+        """The current thread pool; None without workers."""
         return None if self._newest is None else self._newest.pool
 
     @property
     def owners(self) -> WorkerProcesses | None:
-        """The worker processes of the newest run; None if it has none."""
+        """The current worker processes; None without processes."""
         return None if self._newest is None else self._newest.owners
 
     def counters(self) -> Counters:
-        """Return the seconds that the stages of the newest run have needed so far."""
+        """Return the seconds that the stages have worked so far."""
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
 
     def stop(self) -> None:
@@ -273,7 +251,7 @@ class Pipeline:
             self.pool.stop()
 
     def _drop(self) -> None:
-        """Stop all threads and processes of the run, and discard the examples that were read ahead."""
+        """Stop all threads and processes, and discard the examples that were read ahead."""
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
@@ -284,11 +262,7 @@ class Pipeline:
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self) -> None:
-        """Stop all threads and processes and close the source.
-
-        If a call of the source does not return within ``CLOSE_WAIT_S`` seconds, a warning is issued and its
-        thread continues.
-        """
+        """Stop all threads and processes and close the source. Warn if a source call does not return."""
         pool, owners = self.pool, self.owners
         if pool is not None and pool.started_here:
             pool.stop()
@@ -333,15 +307,13 @@ class Run:
     """The threads, processes and buffers that make the batches after a given position of the training loop.
 
     Args:
-        parts: the pipeline to which the run belongs.
-        position: the position of the training loop. The reader of ``parts`` must have been moved to it.
-        held: which examples and batches the buffers contain at this position. The run reads these again.
+        parts: the pipeline, whose reader has been moved to this position.
+        held: the examples and batches that the buffers contain at this position, to be read again.
 
     Attributes:
         pool: the threads; None if the calling thread does all work.
-        owners: the worker processes, each of which stores the examples that it has read; None without
-            processes.
-        queue: queue of the fresh examples that have been read.
+        owners: the worker processes; None without processes.
+        queue: yields the fresh examples in the order of reading.
     """
 
     def __init__(self, parts: Pipeline, position: LoaderCursor, held: Held) -> None:
@@ -361,14 +333,14 @@ class Run:
         self._num_claimed = self._num_restored = 0  # counts of the buffers' examples
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
         self._batches = self._made(position)
-        self._map = self._connected()
+        self._map = self._connect_stages()
         self._following: deque[Batch] = deque()  # batches that were made together with the previous one
         self._begun = False
         self._position = position
         self._echo: EchoedBatches | None = None
 
     def progress(self) -> str:
-        """Return text for a log line: what the run reads at present, and how much of it has been read."""
+        """Return text for a log line, such as "reading the source, 100 examples so far"."""
         again, read = len(self._again), self.queue.examples
         if self._num_restored < again:
             return f"reading the buffer again, {self._num_restored:,} of {again:,} examples"
@@ -386,7 +358,7 @@ class Run:
         return reader.again(self._again[start : self._num_claimed])
 
     def _started(self) -> EchoedBatches | None:
-        """Start the processes and the reading threads, then return the result of ``_refill_buffers``."""
+        """Start the processes and reading threads. Return the result of ``_refill_buffers``."""
         if self.owners is not None:
             self.owners.begin()  # this must fork before other threads start
         if self.pool is not None and isinstance(self.queue.map, OrderedMap):
@@ -394,12 +366,7 @@ class Run:
         return self._refill_buffers()
 
     def _refill_buffers(self) -> EchoedBatches | None:
-        """Refill the buffers after a resume with their examples, which are read again.
-
-        Returns:
-            The stage that repeats batches, with its buffer refilled; None if the variant does not repeat
-            batches.
-        """
+        """Read the buffers' examples again after a resume. Return the stage that repeats batches, or None."""
         parts, position, serials = self._parts, self._position, self._again
         rows = np.empty(len(serials), dtype=np.int64)  # [serials], the row of each example in the pool
         start = 0
@@ -441,15 +408,8 @@ class Run:
         self._stage = EchoStage(self.queue.take, pool, stream, block=block, lookahead=lookahead)
         return Batches(self._stage, pool, builder, position, group=parts.group, drop_last=settings.drop_last)
 
-    def _connected(self) -> InlineMap[Any, Any]:
-        """Connect the stage that reads examples and the stage that builds batches.
-
-        With workers, each stage has its own threads, except that arrays in memory and whole batches are read
-        by the threads that build batches. Without workers, the calling thread does all work.
-
-        Returns:
-            The stage that builds batches. Its attribute ``upstream`` is the stage that reads examples.
-        """
+    def _connect_stages(self) -> InlineMap[Any, Any]:
+        """Connect the stage that reads examples and the stage that builds batches. Return the latter."""
         parts, batches = self._parts, self._batches
         batch_map: InlineMap[Any, Any]
         if self.pool is None:
@@ -463,7 +423,8 @@ class Run:
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
                 readers, makers, share = 2 * workers, 2 * workers, 2.0
-            # The queue lies before the echo, so that slow reading continues while the loop uses the repeats.
+            # The threads that build batches also read arrays in memory and whole batches. For other sources,
+            # the queue lies before the echo, so that slow reading continues while the loop uses the repeats.
             if parts.resident is None and not whole:
                 chunk = parts.group * size if parts.group > 1 else math.ceil(size * share / workers)
                 first = 2 * workers if parts.prefetch is None else parts.prefetch
@@ -512,7 +473,7 @@ class Run:
         return batch
 
     def counters(self) -> Counters:
-        """Return the seconds that the stages have needed so far."""
+        """Return the seconds that the stages have worked so far."""
         read, batches = self.queue.map, self._map
         fresh_batches = self.queue.examples / self._parts.builder.batch_size
         # Without reading threads, examples are read while a batch is claimed, so the two times add up.
@@ -527,17 +488,8 @@ class Run:
 
 
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
-    """Return two lower bounds on the seconds that a stage needs.
-
-    A stage processes each piece of work in two steps. The first step, ``claim``, runs in one thread at a
-    time. The second step, ``work``, runs on ``stage.at_once`` workers in parallel. The stage therefore needs
-    at least the total time of the first step. It also needs at least the total time of both steps, divided by
-    ``stage.at_once``.
-
-    Args:
-        stage: the stage, which has measured the seconds of both steps.
-        inline_s: seconds of reading, if the thread that calls ``claim`` also reads the examples.
-    """
+    """Return two lower bounds on a stage's seconds: its serial part, and all work divided by its workers."""
+    # ``claim`` runs in one thread at a time, and ``work`` on ``at_once`` workers in parallel.
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once
 

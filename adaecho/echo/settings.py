@@ -1,4 +1,4 @@
-"""The arguments of EchoLoader and their checks, and error messages for unsupported DataLoader arguments."""
+"""The arguments of EchoLoader and their checks."""
 
 import operator
 from dataclasses import dataclass, fields
@@ -35,7 +35,7 @@ class Settings:
     The fields are the arguments of ``EchoLoader`` with the same names.
 
     Raises:
-        ValueError: a value is invalid; the message names it and the remedy.
+        ValueError: a value is invalid.
     """
 
     batch_size: int | None
@@ -118,11 +118,8 @@ class Settings:
     def check_source(self, source: Source, shuffle: Any) -> None:
         """Raise ValueError if the loader's arguments cannot be used with its source.
 
-        For example, an iterable has its own order, so ``shuffle=True`` and a sampler are refused.
-
         Args:
-            source: the source of the training data.
-            shuffle: value of the DataLoader argument ``shuffle``, or None if the user has not passed it.
+            shuffle: value of the DataLoader argument ``shuffle``; None if not passed.
         """
         if isinstance(source, IterableSource):
             self._check_can_iterate(source, shuffle)
@@ -168,7 +165,7 @@ class Settings:
 
     @property
     def to_fill(self) -> dict[str, float]:
-        """Approximate number of fresh examples (or whole batches) that fill each buffer, by argument."""
+        """Approximate number of fresh examples (or whole batches) that fill each buffer, by argument name."""
         # In a buffer after the echo, repeats also occupy slots, so fewer fresh examples fill the buffer.
         of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
@@ -176,20 +173,16 @@ class Settings:
             "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
         }
 
-    def check_same(self, saved: dict[str, Any], *, held: bool) -> None:
-        """Raise ValueError if a loaded state was saved with other settings than these.
-
-        ``factor``, ``max_factor`` and ``max_bad_examples`` may always differ. The message names the setting
-        that differs.
+    def check_same(self, saved: dict[str, Any], *, in_pass: bool) -> None:
+        """Raise ValueError if a state was saved with different settings.
 
         Args:
             saved: the settings stored in the state.
-            held: whether the state was saved within an iteration, when the buffers can contain examples. If
-                not, more settings may differ: batch size, echo variant, buffer sizes, ranks and
-                ``drop_last``.
+            in_pass: whether the state was saved within an iteration. Otherwise the buffers are empty, and
+                more settings may differ.
         """
         for name, value in self.plain().items():
-            if name in _MAY_CHANGE or (not held and name in _OF_WHAT_IS_HELD):
+            if name in _MAY_CHANGE or (not in_pass and name in _OF_WHAT_IS_HELD):
                 continue
             remedy = "create the loader with the arguments of the saved one"
             if name in ("rank", "world_size"):
@@ -216,16 +209,7 @@ def refuse(wrong: Any, message: str) -> None:
 
 
 def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
-    """Return the order in which the rows of a source are read.
-
-    Args:
-        source: a source with a length.
-        settings: settings of the loader.
-        sampler: the sampler that determines the order, or None.
-
-    Raises:
-        ValueError: ``order="shards"`` with a source without shards.
-    """
+    """Return the order in which a source's rows are read, which follows ``sampler`` unless it is None."""
     shard_lengths = getattr(source, "shard_lengths", None)
     if settings.order == "shards" and shard_lengths is None:
         raise ValueError("order='shards': this source has no shard_lengths; use permutation or sequential")
@@ -241,10 +225,9 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks.
+    """Return the rank and the number of ranks. None is replaced by the value of torch.distributed.
 
-    An argument that is None is taken from torch.distributed. If torch.distributed is not initialised, the
-    rank is 0 and the number of ranks is 1.
+    Without torch.distributed, the rank is 0 and the number of ranks is 1.
     """
     if world_size is None:
         world_size = torch.distributed.get_world_size() if is_distributed() else 1
@@ -260,11 +243,7 @@ def is_distributed() -> bool:
 
 
 def check_still_alone() -> None:
-    """Raise RuntimeError if torch.distributed has been initialised with several ranks.
-
-    A loader that was created before the initialisation calls this, because its ranks would all read the same
-    examples.
-    """
+    """Raise RuntimeError if torch.distributed has several ranks, but the loader was created for one."""
     if is_distributed() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
             "this EchoLoader was created before torch.distributed was initialized, so every rank would read "
@@ -279,11 +258,7 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def whole(name: str, value: Any, least: int | None) -> int:
-    """Return ``value`` as a Python ``int``; integers of NumPy and torch are accepted.
-
-    Raises:
-        ValueError: the value of argument ``name`` is not an integer, or is smaller than ``least``.
-    """
+    """Return ``value`` as an int, or raise ValueError if it is not an integer of at least ``least``."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -317,17 +292,11 @@ _REMEDIES = {
 def order_asked_for(given: dict[str, Any], order: str, sampler: Any) -> str:
     """Check the arguments that only DataLoader has, and return the reading order that ``shuffle`` selects.
 
-    ``shuffle=False`` changes the default order "permutation" to "sequential". In all other cases, the result
-    is ``order``.
+    ``shuffle=False`` changes the default order "permutation" to "sequential". Otherwise the result is
+    ``order``.
 
     Args:
         given: keyword arguments that are not parameters of EchoLoader.
-        order, sampler: arguments of EchoLoader.
-
-    Raises:
-        ValueError: an argument is not supported, or contradicts another. The message says what to pass
-            instead.
-        TypeError: neither EchoLoader nor DataLoader has this argument.
     """
     for name, value in given.items():
         if name not in _REMEDIES:

@@ -1,7 +1,7 @@
-"""The state of a loader, which consists of its settings, the position of the training loop, and a log.
+"""The state of a loader: its settings, the position of the training loop, and a log.
 
-The log records bad examples and changes of the echoing factor. The state is a flat dict from names to
-numbers, strings and lists of numbers. It contains no examples.
+The log contains the bad examples and the changes of the echoing factor. The state is a dict of numbers,
+strings and lists of numbers. It contains no examples.
 """
 
 import json
@@ -22,24 +22,21 @@ VERSION = 7  # must increase if this version could not read older states or woul
 
 # Immutable, and replaced in a single statement, so an interrupt cannot leave it half changed.
 class LoaderCursor(NamedTuple):
-    """Position of the training loop in the loader's output, just after the last batch that it received.
+    """Position of the training loop in the loader's output, just after the last batch received.
 
-    Fresh examples and batches are those that come from the source, not from a repeat. Each rank numbers its
-    fresh examples and batches in reading order, over all epochs. All numbers below refer to this rank.
+    Numbers count this rank's fresh examples or batches in reading order, over all epochs. Fresh means from
+    the source, not from a repeat.
 
     Attributes:
         fresh_examples: how many fresh examples the batches so far needed.
         reread_examples: how many examples were read again to fill the buffers after a resume.
         next_index: number of the next fresh example.
-        skipped: how many examples before ``next_index`` no batch needed, because iterations were abandoned or
-            skipped. The number can be negative if ``set_epoch`` has gone back to an earlier iteration.
-        next_number: number of the next fresh batch to repeat; always 0 unless the loader repeats batches.
-        first_number: ``next_number`` at the start of the iteration.
-        first_index: ``next_index`` at the start of the iteration.
+        skipped: how many examples before ``next_index`` no batch needed; can be negative after ``set_epoch``.
+        next_number: number of the next fresh batch to repeat; 0 unless the loader repeats batches.
+        first_number, first_index: ``next_number`` and ``next_index`` at the start of the iteration.
         iteration: number of the current or last iteration, counted from 1; 0 before the first one.
         in_pass: whether an iteration has begun and not ended.
-        examples, batches: positions in the outputs of the two stages that repeat and shuffle examples and
-            batches, counted from the start of the iteration.
+        examples, batches: positions in the shuffled repeats of examples and of batches.
         held_examples: how many examples are in the source's whole batches that will be repeated again; 0 if
             the source yields single examples.
     """
@@ -69,9 +66,8 @@ class LoaderCursor(NamedTuple):
         """Return the position at the end of the current iteration.
 
         Args:
-            index: number of the next fresh example in this rank's reading order. It can exceed
-                ``next_index``, because the loader may have read bad examples after the last batch.
-            whole: whether the source yields whole batches.
+            index: number of the next fresh example, which exceeds ``next_index`` if the last examples were
+                bad.
         """
         # The number of examples in a bad whole batch is unknown, so bad batches are not counted.
         fresh_examples = self.fresh_examples if whole else index - self.skipped
@@ -83,12 +79,12 @@ class LoaderCursor(NamedTuple):
 
 # Iteration only appends to the log, so another thread can save a state at any time.
 class Log:
-    """The bad examples and the changes of the echoing factors so far.
+    """Bad examples and changes of the echoing factors so far.
 
     Attributes:
         bad: the examples (or whole batches) that could not be read or decoded.
-        examples: the echoing factor of examples, with its changes; 1 unless the loader repeats examples.
-        batches: the echoing factor of batches, with its changes; 1 unless the loader repeats batches.
+        examples: how often examples are repeated; always 1 unless the loader repeats examples.
+        batches: how often batches are repeated; always 1 unless the loader repeats batches.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -98,7 +94,7 @@ class Log:
         self.batches = Factor(settings.seed + 1, factor if repeats == "batches" else 1.0)
 
     def go_back(self, position: LoaderCursor) -> None:
-        """Remove the entries that reading ahead has added after a position of the training loop."""
+        """Remove the entries that reading ahead has added after a position."""
         self.bad.go_back(position.next_index)
         self.examples.go_back(self.examples.before(position.next_index))
         self.batches.go_back(self.batches.before(position.next_number))
@@ -109,13 +105,11 @@ class Log:
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
-    def flat(self, position: LoaderCursor, oldest: int) -> dict[str, Any]:
-        """Return the bad examples and echoing factors as a dict, which becomes part of the loader's state.
+    def state(self, position: LoaderCursor, oldest: int) -> dict[str, Any]:
+        """Return the log up to ``position`` as entries of the loader's state.
 
         Args:
-            position: position of the training loop. Later entries are left out.
-            oldest: number of the oldest example that a resume will need. The numbers of earlier bad examples
-                are left out, because they would only make the state larger.
+            oldest: number of the oldest example that a resume needs. ``bad_numbers`` omits earlier examples.
         """
         index = position.next_index
         return {
@@ -151,12 +145,9 @@ class Log:
 class Held:
     """The contents of the loader's buffers at one position of the training loop.
 
-    The contents are uses of examples, each packed as one int64 (``order.keyed``).
-
     Attributes:
-        examples: the uses in the shuffle buffer of examples, or waiting to enter it.
-        batches: dict from the number of each fresh batch that will be repeated again to the uses of examples
-            in this batch.
+        examples: the repeats of examples that have not left the shuffle buffer.
+        batches: the examples of each fresh batch that will be repeated again, by the batch's number.
     """
 
     examples: Contents = NOTHING
@@ -164,22 +155,18 @@ class Held:
 
     @property
     def serials(self) -> keyed.Items:
-        """Serial number of the example of each use in ``examples`` and ``batches``, int64 [n].
-
-        Serial numbers count the examples in reading order, over all ranks and epochs.
-        """
+        """The example number of each repeat in the buffers, counted over all ranks and epochs; int64 [n]."""
         return np.concatenate([self.examples.items, *self.batches.values()]) >> keyed.ECHO_BITS
 
 
 class Streams:
-    """The order in which one loader outputs examples and batches, computed from its settings and log.
+    """The order in which one loader outputs examples and batches.
 
     Attributes:
         log: the bad examples and the echoing factors so far.
-        whole: whether the source yields whole batches. Each is then treated as one example, with batch size
-            1, and the source itself must divide the data among the ranks.
-        rank, world: the rank of this loader and the number of ranks. The loader reads every ``world``-th
-            example of the common reading order, from number ``rank`` on. If ``whole``, these are 0 and 1.
+        whole: whether the source yields whole batches. Each whole batch then counts as one example.
+        rank, world: the loader reads every ``world``-th example, starting with number ``rank``. If ``whole``,
+            these are 0 and 1, because the source itself divides the data among the ranks.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -191,11 +178,11 @@ class Streams:
 
     @property
     def factor(self) -> Factor:
-        """The echoing factor of batches if the loader repeats batches, otherwise that of examples."""
+        """The echoing factor of batches if the loader repeats batches, otherwise of examples."""
         return self.log.batches if self.echoes_batches else self.log.examples
 
     def examples(self, position: LoaderCursor) -> Stream:
-        """Return the order in which examples leave the shuffle buffer, for the iteration of a position."""
+        """Return the order in which examples leave the shuffle buffer, in the iteration of a position."""
         settings = self._settings
         return Stream(
             settings.seed, settings.shuffle_buffer, self.log.examples, rank=self.rank, world=self.world,
@@ -203,7 +190,7 @@ class Streams:
         )  # fmt: skip
 
     def batches(self, position: LoaderCursor) -> Stream:
-        """Return the order of the repeated batches, for the iteration of a position."""
+        """Return the order of the repeated batches in the iteration of a position."""
         settings = self._settings
         return Stream(
             settings.seed + 1, settings.batch_shuffle_buffer, self.log.batches, rank=self.rank,
@@ -227,7 +214,7 @@ class Streams:
         return held
 
     def _held_numbers(self, position: LoaderCursor) -> list[int]:
-        """Return the numbers of the fresh batches that will be repeated again, ascending."""
+        """Return the ascending numbers of the fresh batches that will be repeated again."""
         if not self.echoes_batches:
             return []
         held = self.batches(position).contents(position.batches).items
@@ -235,24 +222,24 @@ class Streams:
         return numbers
 
     def num_held(self, position: LoaderCursor) -> int:
-        """Return the number of distinct fresh examples in the buffers at a position of the training loop."""
+        """Return the number of distinct fresh examples in the buffers at a position."""
         if self.whole:
             return position.held_examples
         return len(keyed.distinct(self.held(position).serials))
 
     def oldest_serial(self, position: LoaderCursor) -> int:
-        """Return the serial number of the oldest example that is needed to continue from a position."""
+        """Return the number, over all ranks, of the oldest example needed to continue from a position."""
         if not position.in_pass:
             return position.next_index * self.world
         stream, cursor = self.examples(position), position.examples
         numbers = self._held_numbers(position)
         if numbers:
-            first = (numbers[0] - position.first_number) * self.batch_size
-            return min(stream.oldest(cursor), stream.oldest(stream.earlier(cursor, first))) >> keyed.ECHO_BITS
+            start = stream.position_after((numbers[0] - position.first_number) * self.batch_size, cursor)
+            return min(stream.oldest(cursor), stream.oldest(start)) >> keyed.ECHO_BITS
         return stream.oldest(cursor) >> keyed.ECHO_BITS
 
     def state(self, position: LoaderCursor) -> dict[str, Any]:
-        """Return a position, and the log up to it, as a dict of numbers, strings and lists of numbers."""
+        """Return a position, and the log up to it, as entries of the loader's state."""
         # The order in which a buffer drains depends on all that it held when the input ended.
         drained = position.examples.drained
         known = position.first_index if drained else self.oldest_serial(position) // self.world
@@ -260,7 +247,7 @@ class Streams:
             **position._asdict(),
             "examples": list(position.examples),
             "batches": list(position.batches),
-            **self.log.flat(position, known),
+            **self.log.state(position, known),
         }
 
     def restored(self, state: dict[str, Any]) -> tuple[LoaderCursor, Log]:
@@ -276,10 +263,7 @@ class Streams:
 
 
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """Gather the states of all ranks of torch.distributed into one state.
-
-    All ranks must call this together.
-    """
+    """Gather the states of all ranks into one state. All ranks must call this together."""
     states: list[Any] = [state]
     if is_distributed():
         states = [None] * torch.distributed.get_world_size()
@@ -299,13 +283,12 @@ def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
-    """Return this rank's part of a state that ``of_all_ranks`` gathered. Return any other state unchanged.
+    """Return this rank's part of a state from ``of_all_ranks``. Return any other state unchanged.
 
-    If the number of ranks has changed between two iterations, every rank gets the part of rank 0.
+    If the number of ranks has changed, every rank gets the part of rank 0.
 
     Raises:
-        ValueError: the number of ranks has changed, and an iteration was in progress when the state was
-            saved.
+        ValueError: a different number of ranks saved the state within an iteration.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
@@ -320,15 +303,10 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(state: Any, settings: Settings, length: int | None) -> None:
-    """Check that a state has the format of this version and was saved with the same settings and source.
+    """Raise ValueError if a state does not fit this version, the settings or the source.
 
     Args:
-        state: the object that the caller passed to ``load_state_dict``.
-        settings: settings of the loader that loads the state.
-        length: number of examples in the loader's source, or None if unknown.
-
-    Raises:
-        ValueError: the state does not match; the message names the difference.
+        length: number of examples in the loader's source; None if unknown.
     """
     version = state.get("version") if isinstance(state, Mapping) else None
     refuse(
@@ -336,7 +314,7 @@ def check(state: Any, settings: Settings, length: int | None) -> None:
         f"load_state_dict: the state has format version {version!r}, but this adaecho reads {VERSION}; pass "
         "a state_dict() of this version, or start without load_state_dict",
     )
-    settings.check_same(json.loads(state["settings"]), held=bool(state["in_pass"]))
+    settings.check_same(json.loads(state["settings"]), in_pass=bool(state["in_pass"]))
     had, has = (
         "no known length" if number in (None, -1) else f"{number} examples"
         for number in (state["source_length"], length)

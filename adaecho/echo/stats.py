@@ -1,7 +1,4 @@
-"""The read-only properties of an EchoLoader: its counters and timers.
-
-R is the time to load a fresh (not repeated) batch divided by the time of a training step (paper, section 2).
-"""
+"""The read-only properties of an EchoLoader: its counters and timers."""
 
 import time
 import weakref
@@ -20,7 +17,7 @@ _TOGETHER = 10  # number of steps added to the sums at once, because reading the
 
 
 class Timers:
-    """Measurement of the loading and step times, smoothed exponentially over about 50 steps.
+    """Measures loading and step times, smoothed exponentially over about 50 steps.
 
     Args:
         counters: function that returns the seconds spent so far in each stage of the loader.
@@ -39,7 +36,7 @@ class Timers:
         self._step_s, self._steps = 0.0, 0  # seconds and number of steps since the last update of the sums
 
     def pause(self) -> None:
-        """Leave the current step out of the measurement, for example because it includes an evaluation."""
+        """Leave the current step, which may include an evaluation, out of the measurement."""
         self._sum_up()
         self._before = self._returned_at = None
 
@@ -50,7 +47,7 @@ class Timers:
         self._asked_s += waited
 
     def step(self) -> None:
-        """Record the end of one step and the start of the next, as the training loop receives a batch."""
+        """Record that the training loop receives a batch, so that one step ends and the next begins."""
         returned_at, self._returned_at = self._returned_at, time.perf_counter()
         asked_s, self._asked_s = self._asked_s, 0.0
         if returned_at is None:
@@ -85,13 +82,13 @@ class Timers:
 
     @property
     def ratio(self) -> float | None:
-        """The ratio R; None until it is known."""
+        """Loading time divided by step time, called R; None until it is known."""
         downstream = self.downstream_s_per_step
         enough = self._all_steps >= _LEAST_STEPS * _DECAY**_LEAST_STEPS and self._fresh_batches
         return self.upstream_s_per_batch / downstream if enough and downstream > 0 else None
 
     def state(self) -> list[float]:
-        """Return the sums as a list of numbers, which a saved state contains."""
+        """Return the sums as a list of numbers, for a saved state."""
         self._sum_up()
         sums = self.wait_time_s, self._fresh_batches, self._all_steps_s, self._all_steps
         return [*sums, *self._upstream_s, *self._own_s]
@@ -178,8 +175,8 @@ class LoaderStats:
     def factor_changes(self) -> list[tuple[int, float]]:
         """Changes of the echoing factor, as pairs (number of the first fresh example, new factor).
 
-        The factor applies from this example on. The number counts the fresh examples in this rank's reading
-        order. If the loader repeats batches, the number is that of a fresh batch instead.
+        Fresh examples are numbered from 0 as this rank reads them, over all epochs. If the loader repeats
+        batches, the number is that of a fresh batch instead.
         """
         return self._factors[1:]
 
@@ -190,17 +187,17 @@ class LoaderStats:
         return streams.factor.before(index)
 
     def _num_batches(self, iteration: int, first_index: int, first_number: int, *, begun: bool) -> int:
-        """Return the number of batches that an iteration yields.
+        """Return the number of batches in an iteration.
 
         Args:
             iteration: number of the iteration, counted from 1.
-            first_index: number of the iteration's first example in this rank's reading order.
-            first_number: number of the iteration's first fresh batch.
-            begun: whether the iteration has begun. If not, the current echoing factor is assumed for all of
-                it.
+            first_index, first_number: numbers of this rank's first example and first fresh batch in the
+                iteration.
+            begun: whether the iteration has begun. If not, the current echoing factor applies to all
+                examples.
 
         Raises:
-            TypeError: iteration is endless, or the number cannot be known in advance.
+            TypeError: the number cannot be known in advance.
         """
         settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
         reader = self._pipeline.reader
@@ -223,11 +220,10 @@ class LoaderStats:
     def upstream_s_per_batch(self) -> float:
         """Loading time in seconds per fresh batch: the time of the slowest stage before the echo.
 
-        A fresh batch comes from the source and is not a repeat. The time of a stage is divided by its number
-        of workers. An iterable is read by one thread, so its reading time is not divided. If the source
-        itself reads ahead, as a ``DataLoader`` with workers does, only the time that the EchoLoader waits for
-        the source counts. If the EchoLoader then has ``num_workers=0``, the result is too low, because the
-        source also loads during the training step.
+        A fresh batch is not a repeat. The time of a stage is divided by its number of workers, but an
+        iterable is read by one thread. If the source itself reads ahead, as a ``DataLoader`` with workers
+        does, only the time that the EchoLoader waits for the source counts. With ``num_workers=0``, the
+        result is then too low, because the source also loads during the training step.
         """
         return self._clocks.upstream_s_per_batch
 

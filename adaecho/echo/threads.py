@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.005  # interval between checks of a flag
 
 
 class Shutdown(BaseException):  # not an Exception, so that no handler of errors catches it
-    """Raised in a thread that waits for a result after the threads have been stopped."""
+    """Raised in a thread that waits for work or a result when the pool stops."""
 
 
 # Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. The main thread therefore never
@@ -35,11 +35,9 @@ class PoolThread(threading.Thread):
     """A background thread that its ``ThreadPool`` can pause and stop.
 
     Attributes:
-        working: whether the thread is working. A pause begins only after all threads have stopped working.
-        ended: whether the thread has ended.
-        elsewhere_s: correction in seconds, if a worker process does the current piece of work for this
-            thread: working time of the process minus the time that the thread waited for it. The thread's
-            elapsed time plus this correction is the time that the work took.
+        working: whether the thread is working. A pause waits until no thread is working.
+        elsewhere_s: seconds to add to the thread's elapsed time if a worker process does the work: the
+            process's working time minus the thread's waiting time.
     """
 
     def __init__(self, pool: "ThreadPool", serve: Callable[["PoolThread"], None], name: str) -> None:
@@ -63,11 +61,7 @@ class PoolThread(threading.Thread):
             self.working, self.ended = False, True
 
     def begin_work(self) -> None:
-        """Wait until the pool is not paused, then mark this thread as working.
-
-        Raises:
-            Shutdown: the pool has stopped.
-        """
+        """Wait for the end of any pause and mark this thread as working; raise Shutdown after a stop."""
         self.working = True
         while self._pool.paused_by is not None and not self._pool.stopping:
             self.working = False
@@ -81,8 +75,7 @@ class ThreadPool:
     """A group of background threads that pause and stop together.
 
     Attributes:
-        maps: the sources of work (``OrderedMap``), each of which has its own threads.
-        threads: the threads that have started.
+        maps: the sources of work, each of which has its own threads.
         stopping: whether the threads must end.
         paused_by: id of the thread that requested a pause; None while the pool is not paused.
     """
@@ -101,11 +94,10 @@ class ThreadPool:
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
 
     def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
-        """Call ``work()`` in a new thread, so that Ctrl-C cannot stop it halfway, and return its result.
+        """Return the result of ``work()``, called in a new thread so that Ctrl-C cannot interrupt it.
 
         Args:
-            work: function to call.
-            after_stop: whether to do the work even if the pool has been stopped.
+            after_stop: whether to call ``work`` even if this pool has been stopped.
         """
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
 
@@ -134,14 +126,7 @@ class ThreadPool:
             ordered.wake()
 
     def join(self, wait_s: float | None = None) -> bool:
-        """Wait for the threads to end after ``stop``.
-
-        Args:
-            wait_s: longest time to wait, in seconds; None waits without limit.
-
-        Returns:
-            Whether all threads have ended.
-        """
+        """Wait for all other threads to end, at most ``wait_s`` seconds, and return whether they have."""
         deadline, here = None if wait_s is None else time.monotonic() + wait_s, threading.current_thread()
         while self.started_here and not all(one.ended or one is here for one in list(self.threads)):
             if deadline is not None and time.monotonic() > deadline:
@@ -150,7 +135,7 @@ class ThreadPool:
         return True
 
     def pause(self) -> None:
-        """Let no thread begin further work until ``resume``, and wait until no thread is working."""
+        """Keep threads from beginning work until ``resume``, and wait until no thread is working."""
         try:
             if self.paused_by is None:
                 self.paused_by = threading.get_ident()
@@ -172,11 +157,11 @@ class ThreadPool:
 
     @property
     def started_here(self) -> bool:
-        """Whether this process has started the threads. A forked child does not have its parent's threads."""
+        """Whether this process has started the threads; False in a forked child."""
         return self._process == os.getpid()
 
     def check_process(self) -> None:
-        """Raise RuntimeError if this process was forked from the one in which the threads run."""
+        """Raise RuntimeError if this process was forked from the process that runs the threads."""
         if self._process is not None and not self.started_here:
             raise RuntimeError(
                 "this process was forked after this EchoLoader began to iterate, and the loader's threads do "
@@ -185,24 +170,18 @@ class ThreadPool:
 
 
 class InlineMap(Generic[Claim, Result]):
-    """A map over pieces of work, which are processed in the thread that requests the results.
-
-    Each call of ``get`` fetches a piece with ``claim()`` and returns ``work(piece)``. The subclass
-    ``OrderedMap`` uses background threads instead.
+    """Processes one piece of work in each call of ``get``, in the calling thread.
 
     Args:
-        claim: function that returns the next piece of work, or None after the last one. Only one thread at a
-            time calls it.
-        work: function that processes a piece of work. With ``OrderedMap``, several threads may call it at
-            once.
+        claim: returns the next piece of work, or None after the last one.
+        work: processes a piece of work and returns the result.
 
     Attributes:
         wanted: number of threads that process pieces.
         at_once: number of pieces that are processed in parallel.
         claim_s, work_s: seconds spent in ``claim`` and in ``work``, over all threads.
-        blocked_s: seconds that callers of ``get`` have spent in waiting for results.
-        upstream: the map from which ``claim`` gets its input, or None. The time that ``claim`` waits for this
-            map is not part of ``claim_s``.
+        blocked_s: seconds that callers of ``get`` have waited for results.
+        upstream: the map that provides the input of ``claim``. ``claim_s`` excludes the wait for this map.
     """
 
     wanted = at_once = 1
@@ -234,18 +213,15 @@ class InlineMap(Generic[Claim, Result]):
 
 
 class OrderedMap(InlineMap[Claim, Result]):
-    """A map over pieces of work, which several threads process in parallel; results come in order.
+    """Processes pieces of work in several threads and returns the results in order.
 
     Args:
-        pool: the pool to which the threads belong.
-        claim: function that returns the next piece of work, or None after the last one. Only one thread at a
-            time calls it.
-        work: function that processes a piece of work. Several threads call it at once.
-        threads: number of threads.
-        at_once: number of pieces that are processed in parallel, for the timing; 0 means ``threads``. It is
-            smaller if several threads wait for the same worker process.
+        claim: returns the next piece of work, or None after the last one. Only one thread at a time calls
+            ``claim``.
+        work: processes a piece of work. Several threads call ``work`` at once.
+        at_once: number of pieces processed in parallel; 0 means ``threads``. Threads that share a worker
+            process count once.
         window: largest number of pieces that may be started before ``get`` has returned their results.
-        name: name of the threads.
     """
 
     def __init__(
@@ -275,12 +251,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         self._room.put(_WAKE)
 
     def get(self) -> Result | None:
-        """Return the next result, or None after the last one.
-
-        Raises:
-            Shutdown: the pool stops.
-            Exception: the error that ``claim`` or ``work`` raised.
-        """
+        """Return the next result, or None after the last one. Raise any error of ``claim`` or ``work``."""
         start, thread = time.perf_counter(), threading.current_thread()
         if isinstance(thread, PoolThread):
             thread.working = False
@@ -355,7 +326,7 @@ _TELL_AFTER_S = 10.0
 
 
 def tell_long_waits() -> None:
-    """Start a thread that logs why a batch is late, after a wait of 10 s, 20 s, 40 s and so on."""
+    """Start a thread that logs why a batch is late, after 10 s, 20 s, 40 s and so on."""
     if not _watching.setdefault(os.getpid(), False):
         _watching[os.getpid()] = True
         _thread.start_new_thread(_watch, ())
@@ -375,10 +346,7 @@ def _watch() -> None:
 
 
 def picklable_error(error: Exception) -> Exception:
-    """Return an exception that pickle can send to another process.
-
-    The result is a copy of ``error``, or a RuntimeError with the same message and notes if pickling fails.
-    """
+    """Return a copy of ``error``, or a RuntimeError with the same text if pickle cannot copy it."""
     try:
         return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
     except Exception:

@@ -11,16 +11,13 @@ MAX_FACTOR = 1 << 16  # order.keyed stores the index of a repeat in 16 bits
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to insert an echo stage into the input pipeline (paper, section 3).
-
-    An echo stage outputs each example or batch several times.
+    """One way to insert an echo stage, which repeats data, into the input pipeline (paper, section 3).
 
     Attributes:
         name: value of the loader's argument ``echo``.
         stages: names of the stages in the order in which data pass through them.
-        repeats: whether the echo stage repeats "examples" or "batches"; "" if there is no echo stage.
-        augments_before: whether augmentation comes before the echo. The buffer then contains augmented, and
-            therefore decoded, examples.
+        repeats: what the echo stage repeats, "examples" or "batches"; "" if there is no echo stage.
+        augments_before: whether examples are augmented before they enter the shuffle buffer of examples.
     """
 
     name: str
@@ -49,16 +46,11 @@ VARIANTS = {variant.name: variant for variant in _ALL}
 
 
 def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle_buffer: int) -> None:
-    """Check that a variant can be used with an echoing factor and a buffer of batches.
+    """Raise ValueError if an argument is out of range or does not suit the variant of data echoing.
 
     Args:
-        variant: the variant of data echoing.
-        factor: the echoing factor, a number in [1, MAX_FACTOR) or "auto".
-        max_factor: upper bound of the factor under "auto", in [1, MAX_FACTOR).
-        batch_shuffle_buffer: number of batches in the shuffle buffer after batch echoing.
-
-    Raises:
-        ValueError: a value is out of range, or cannot be used with this variant.
+        factor: the echoing factor, a number or "auto".
+        max_factor: upper bound of the factor under "auto".
     """
     if not 1 <= max_factor < MAX_FACTOR:
         raise ValueError(f"max_factor={max_factor}: must lie in [1, {MAX_FACTOR})")

@@ -1,8 +1,7 @@
 """``python -m adaecho.figures``: draw the figures of all recorded experiments, and write a report.
 
-The command reads the files ``results/<experiment>/<task>/trials.json``. It also reads the training curves in
-``curves.json``, if the same folder contains this file. The command needs neither a GPU nor a network. The
-same input always produces byte-identical files.
+The command reads ``results/<experiment>/<task>/trials.json`` and, if it exists, ``curves.json`` with the
+training curves. The same input always produces byte-identical files.
 """
 
 import argparse
@@ -17,11 +16,7 @@ from adaecho.records.table import summarize
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
-    """Draw all experiments under ``results``, write ``report.md``, and return the paths of all written files.
-
-    Raises:
-        UserError: ``results`` contains no ``trials.json``, or a file cannot be read.
-    """
+    """Draw all experiments under ``results``, write ``report.md``, and return the paths of all files."""
     written, sections = draw_tables(read_tables(results), results, into)
     return [*written, write_report(sections, into)]
 
@@ -57,13 +52,10 @@ def main(
     draw: Callable[[Path, Path], list[Path]] = draw_all,
     prog: str = "python -m adaecho.figures",
 ) -> None:
-    """Run the command line of this module, or of another module that draws more figures.
+    """Parse the command line, draw the figures, and print the paths of the written files.
 
     Args:
-        arguments: command-line arguments; None for those of the process.
-        draw: function that reads the results in one folder, writes figures into a second folder, and returns
-            the paths of the written files.
-        prog: name of the command in its help text.
+        draw: function that draws the results in one folder into another folder, and returns the paths.
     """
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")

@@ -1,8 +1,4 @@
-"""Figures that compare the configurations of an experiment, with one row per configuration.
-
-A configuration under comparison is called an arm. A figure shows either the cost to reach the target (the
-paper's Fig. 3) or the results at the end of training.
-"""
+"""Figures with one row per configuration (arm) of an experiment: costs to the target, or final results."""
 
 import math
 import re
@@ -35,16 +31,12 @@ _LONGEST_LINE = 36
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     """Plot how many fresh examples each configuration needs to reach the target, as in the paper's Fig. 3.
 
-    There is one row per configuration (arm). Fresh examples are those that are read from storage, without
-    repeats. A dot shows the mean over the hyperparameter searches of a configuration. A horizontal line shows
-    the minimum and maximum over these searches. If there are ten or more searches, the line shows the 95 %
-    confidence interval of the mean instead. A dashed mark shows the ideal cost, which is the mean cost of the
-    baseline divided by the echoing factor.
+    A dot shows the mean over hyperparameter searches. A line shows the minimum and maximum or, for ten or
+    more searches, the 95 % interval of the mean. A dashed mark shows the ideal cost: the baseline's mean cost
+    divided by the echoing factor.
 
     Args:
         arms: the result of ``records.outcome.outcome``.
-        path: file to write; its suffix determines the format.
-        title: e.g. ``digits: fresh examples to 97 % validation accuracy``.
     """
     arms = sorted(arms, key=lambda arm: (_factor(arm), style.variant_order(arm["echo_variant"])))
     with style.figure(1.0 + 0.26 * len(arms), path, title, caption_of_dots(arms)) as drawing:
@@ -72,7 +64,7 @@ def _dot(axes: Axes, place: int, mean: float, ends: tuple[float, float], colour:
 
 
 def _names(arms: list[Arm]) -> list[str]:
-    """Return the label of each row: echo variant and echoing factor, or a name if these are ambiguous."""
+    """Label each row with its echo variant and factor, or with its name if several rows share both."""
     kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in arms]
     return [
         readable(arm["arm"])
@@ -111,7 +103,7 @@ def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None
 
 
 def caption_of_dots(arms: list[Arm]) -> str:
-    """Return a caption that explains the dots, lines, dashed marks and numbers of ``draw_fig3``."""
+    """Return the caption of ``draw_fig3``."""
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
     words = f"{caption_of_runs(arms)}; lines: {'95 % interval of the mean' if many else 'min and max'}."
     if _common_baseline(arms) is not None:
@@ -124,11 +116,7 @@ def caption_of_dots(arms: list[Arm]) -> str:
 
 
 def caption_of_runs(arms: Sequence[Arm]) -> str:
-    """Return the part of a caption that says over how many runs or hyperparameter searches a mean is taken.
-
-    Example: ``Mean over 5 searches per arm, each by the best of 100 non-divergent trials``. Here each of five
-    searches ran 100 trials, and its best trial enters the mean.
-    """
+    """Return a caption that counts the runs behind each mean, e.g. ``Mean over 5 runs per arm``."""
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([end(arm["trials"] / arm["searches"]) for arm in arms for end in (math.floor, math.ceil)])
     those = "those that reached it of " * any(arm["reached"] < arm["searches"] for arm in arms)
@@ -141,10 +129,7 @@ def caption_of_runs(arms: Sequence[Arm]) -> str:
 
 
 def _common_baseline(arms: list[Arm]) -> float | None:
-    """Return the mean cost of the baseline that all configurations share.
-
-    The result is None if the configurations have different baselines, or if the baseline missed the target.
-    """
+    """Return the mean cost of the shared baseline; None if there is none, or it missed the target."""
     names = {arm["baseline"] for arm in arms} - {None}
     plain = [arm for arm in arms if arm["arm"] in names]
     reached = len(plain) == 1 and plain[0]["fresh_examples"]
@@ -173,19 +158,13 @@ _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     """Plot the final metric of each configuration (arm), for an experiment without a target.
 
-    There is one row per configuration. The first panel shows the metric at the end of training. If the
-    hyperparameters were searched, this panel shows the best value at any evaluation instead. Further panels
-    show the numbers of steps, examples trained on, and fresh examples. A number that is equal in all
-    configurations has no panel.
-
-    A dot shows the mean over the runs of a configuration, and a bar the minimum and maximum. A gray band
-    marks the range of the first configuration.
+    The first panel shows the metric at the end of training or, if hyperparameters were searched, the best
+    value at any evaluation. Further panels show the numbers of steps, trained examples and fresh examples,
+    unless they are equal in all configurations. Dots are means over runs, and bars show minimum and maximum.
+    A gray band marks the range of the first configuration.
 
     Args:
         arms: the result of ``records.outcome.ends``.
-        path: file to write; its suffix determines the format.
-        title: text above the figure.
-        metric: name of the metric, e.g. ``accuracy``.
     """
     name = metric.replace("_", " ")
     searched = any(arm.get("searched") for arm in arms)
@@ -206,12 +185,7 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
 
 
 def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
-    """Return a caption for ``draw_ends`` that explains the dots, bars and gray band.
-
-    Args:
-        arms: the result of ``records.outcome.ends``.
-        equal: names of the numbers that are equal in all configurations, such as ``steps``.
-    """
+    """Return the caption of ``draw_ends``. ``equal`` names the numbers that are equal in all rows."""
     runs = _range([arm["runs"] for arm in arms if arm["runs"]])
     of = f"run{'s' * (runs != '1')} per arm"
     if any(arm.get("searched") for arm in arms):
@@ -232,12 +206,7 @@ def _with_losses(arm: Arm) -> str:
 
 
 def colours(arms: list[Arm]) -> dict[str, str]:
-    """Return the color of each configuration, by its name.
-
-    If all configurations of an echo variant have the same name, up to an ending such as ``_e2``, colors
-    distinguish the variants. Otherwise, names that differ only before the first underscore have the same
-    color.
-    """
+    """Return each configuration's color by its echo variant, or by its method (``steps`` in ``e2_steps``)."""
     named = {(arm["echo_variant"], re.sub(r"_e[\d.]+$", "", arm["arm"])) for arm in arms}
     if len(named) == len({variant for variant, _ in named}) > 1:
         return {arm["arm"]: style.VARIANTS[arm["echo_variant"]][1] for arm in arms}

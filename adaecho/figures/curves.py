@@ -33,15 +33,13 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Plot:
-    """The quantities that a figure shows on its axes, lines and panels.
+    """What a figure shows on its axes, and what distinguishes its lines and panels.
 
     Attributes:
-        x: setting on the horizontal axis of ``draw_lines``, a key of ``SETTINGS``. In ``draw_curves``, each
-            value of this setting has a separate panel.
-        lines: setting that distinguishes the lines or their colors: "echo_variant", a key of ``SETTINGS``, or
-            another key of the plotted dicts.
-        costs: quantities on the vertical axis of ``draw_lines``, with one panel each. They are keys of
-            ``COSTS``, or ``final_<metric>``.
+        x: setting on the horizontal axis of ``draw_lines``. In ``draw_curves``, this setting differs between
+            panels instead.
+        lines: setting that differs between lines or colors, such as ``echo_variant``.
+        costs: quantities on the vertical axes of ``draw_lines``, such as ``fresh_examples``.
     """
 
     x: str
@@ -52,17 +50,13 @@ class Plot:
 def draw_lines(arms: Sequence[Arm], path: Path, title: str, plot: Plot, caption: str = "") -> None:
     """Plot the mean cost of each configuration (arm) against a setting such as the echoing factor.
 
-    There is one line per value of a second setting, such as the echo variant. A bar shows the minimum and
-    maximum over the searches of a configuration. A dashed line shows the ideal cost, which is the cost of the
-    baseline divided by the echoing factor.
+    There is one line per value of a second setting, such as the echo variant. Bars show the minimum and
+    maximum over hyperparameter searches. A dashed line shows the ideal cost: the baseline's cost divided by
+    the echoing factor.
 
     Args:
         arms: the result of ``records.table.summarize``.
-        path: file to write; its suffix determines the format.
-        title: text above the figure.
-        plot: the settings on the horizontal axis and of the lines, and the costs on the vertical axis.
-        caption: text below the figure. The default explains the costs of hyperparameter searches, and names
-            the configurations that never reached the target.
+        caption: text below the figure; by default ``caption_of_costs``.
     """
     words = textwrap.fill(caption or caption_of_costs(arms), _CAPTION_WIDTH)
     with style.figure(3.5, path, title, words) as drawing:
@@ -74,7 +68,7 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, plot: Plot, caption:
 
 
 def caption_of_costs(arms: Sequence[Arm]) -> str:
-    """Return a caption for costs to a target. It also names configurations that never reached the target."""
+    """Return the default caption of ``draw_lines``."""
     lost = [arm["arm"] for arm in arms if not arm["fresh_examples"]]
     missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
     ideal = "Dashed: baseline / e, if repeats were as good as fresh."
@@ -105,13 +99,13 @@ def _draw_costs(axes: Axes, arms: Sequence[Arm], plot: Plot, cost: str) -> None:
 
 
 def line_keys(arms: Sequence[Arm], of: str) -> list[Any]:
-    """Return the distinct values of the setting ``of``, in the order in which their lines are drawn."""
+    """Return the values of the setting ``of``, in the order in which their lines are drawn."""
     keys = {arm[of] for arm in arms}
     return sorted(keys, key=style.variant_order) if of == "echo_variant" else sorted(keys)
 
 
 def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
-    """Return the legend text, color and marker of a line. Markers distinguish lines in a grayscale print."""
+    """Return the legend text, color and marker of a line."""
     if of == "echo_variant":
         return (*style.VARIANTS[key], "osD^"[position % 4])
     name = f"{SETTINGS[of]} {key:,}" if of in SETTINGS else str(key)
@@ -136,19 +130,14 @@ def draw_curves(
 ) -> None:
     """Plot the validation metric during training, with one curve per configuration (arm).
 
-    A curve is the mean over the hyperparameter searches of a configuration, with a band of one standard
-    deviation. There is one panel per value of the setting ``plot.x``. Accuracy is drawn as error on a log
-    axis. After the end of a search, its last value continues to count in the mean.
+    A curve is the mean over hyperparameter searches, with a band of one standard deviation. A search that
+    ends early keeps its last value in the mean. Accuracy is drawn as error on a log axis.
 
     Args:
-        curves: one dict per search. Each has ``arm``, ``echo_variant``, ``echo_factor``, the settings that
-            ``plot`` names, and two lists of equal length: ``fresh_examples`` and ``values`` of the metric.
-        path: file to write; its suffix determines the format.
-        title: e.g. ``digits: best trial of each search``.
+        curves: one dict per search. Its lists ``fresh_examples`` and ``values`` are the points of the curve.
+            It also has ``arm``, ``echo_variant``, and the settings that ``plot`` names.
         metric: name of the metric, or ``COST`` for the result of ``tuning_curves``.
-        target: value of the target, drawn as a dashed line; None for no target.
-        plot: ``x`` is the setting that differs between panels, ``lines`` the setting that differs between
-            colors.
+        target: height of a dashed line; None for no line.
     """
     panels, keys = _panels(curves, plot), line_keys(curves, plot.lines)
     looks = {one["arm"]: look(plot.lines, one[plot.lines], keys.index(one[plot.lines])) for one in curves}
@@ -176,15 +165,13 @@ def draw_curves(
 def mean_and_band(
     curves: Sequence[Curve], metric: str
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the mean of several training curves, with a band of one standard deviation.
+    """Average several training curves, with a band of one standard deviation around the mean.
 
-    A curve gives a metric as a function of the number of fresh examples. The curves are interpolated
-    linearly, and are constant after their last point. The mean begins where the last of the curves begins.
-    Accuracies are converted to errors, and averaged on a log scale.
+    The curves are interpolated linearly, and stay constant after their last point. The mean starts where all
+    curves have started. Accuracies are converted to errors, and averaged on a log scale.
 
     Returns:
-        Four arrays [points]: the numbers of fresh examples, the mean, the lower end of the band, and the
-        upper end.
+        Arrays [points]: numbers of fresh examples, mean, lower end and upper end of the band.
     """
     to_axis, from_axis = (np.log, np.exp) if metric == "accuracy" else (np.asarray, np.asarray)
     places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))  # [points], ascending
@@ -198,10 +185,7 @@ def mean_and_band(
 
 
 def _panels(curves: Sequence[Curve], plot: Plot) -> list[tuple[str, list[Curve]]]:
-    """Return the name and the curves of each panel.
-
-    If exactly one configuration has no echoing, its curves appear in every panel.
-    """
+    """Return the name and curves of each panel. If there is one baseline, every panel shows its curves."""
     plain = [one for one in curves if one["echo_variant"] == "none"]
     of_all = plain if len({one["arm"] for one in plain}) == 1 else []
     groups: dict[Any, list[Curve]] = {}
@@ -264,14 +248,13 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 
 
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
-    """Return, for each hyperparameter search, the best cost among its first n trials as a function of n.
+    """Return the lowest cost among the first n trials of each hyperparameter search, as a function of n.
 
-    The cost is the number of fresh examples until a trial reaches the target. Trials that diverged do not
-    count in n. Searches with a single trial are omitted.
+    A cost is the number of fresh examples to the target. Diverged trials do not count in n. Searches with a
+    single trial are omitted.
 
     Returns:
-        Dicts for ``draw_curves`` with ``COST`` as the metric. The list ``fresh_examples`` holds n, beginning
-        with the first trial that reached the target. The list ``values`` holds the costs.
+        Curves for ``draw_curves``, with n in the list ``fresh_examples`` and the costs in ``values``.
     """
     curves = []
     for search in searches(row for row in rows if row["counted"]).values():

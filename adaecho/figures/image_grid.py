@@ -23,11 +23,7 @@ _COLUMNS = 4
 def grid(shown: Sequence[Shown], path: Path) -> None:
     """Draw a grid of images with up to four panels per row.
 
-    For detection, each image has two panels: one with the true boxes and one with the predicted boxes.
-
-    Args:
-        shown: the images.
-        path: file to write; its suffix determines the format. The folder is created if missing.
+    For detection, the true and the predicted boxes of an image have separate panels.
     """
     panels: list[tuple[Any, str, Sequence[Box], str]] = []
     for image, title, true, predicted in shown:

@@ -23,18 +23,12 @@ _LINKED = {"curves": "training curves", "tuning": "the best trial over those tri
 def section(
     title: str, rows: list[Row], arms: list[Row], figures: list[Path], commands: list[str], into: Path
 ) -> str:
-    """Return the Markdown section of the report on one experiment and task.
-
-    The section contains figures and a table with one row per configuration (arm). The table lists the cost to
-    reach the target. Without a target, it lists the results at the end of training.
+    """Return the report's section on one experiment and task, with figures and a table of configurations.
 
     Args:
-        title: heading of the section.
-        rows: one dict per trial, with the keys that ``records.outcome`` describes.
+        rows: one dict per trial, as ``records.outcome`` describes.
         arms: the result of ``records.table.summarize(rows)``.
-        figures: paths of the images in the section.
-        commands: shell commands that produced the records; may be empty.
-        into: folder of the report. Links to the images are relative to it.
+        into: folder of the report. Links to the figures are relative to it.
     """
     columns = end_of_sweep(rows, arms)
     cells = list(zip(*(column.cells for column in columns), strict=True))
@@ -45,7 +39,7 @@ def section(
 
 
 def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence[str]) -> str:
-    """Return a section in Markdown: figures, links to further figures, the given texts, and the commands."""
+    """Return a Markdown section with figures, links to further figures, the given texts, and the commands."""
     made_by = "```\n" + "\n".join(commands) + "\n```" if commands else ""
     kinds = {figure: PurePosixPath(figure).stem.rpartition("_")[2] for figure in figures}
     pictures = [f"![{title}]({figure})" for figure, kind in kinds.items() if kind not in _LINKED]
@@ -55,16 +49,13 @@ def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence
 
 
 def unfinished_note(rows: list[Row]) -> str:
-    """Return a note that names the searches with unfinished trials, or an empty string if there are none."""
+    """Return a note that names the searches with unfinished trials; empty if there are none."""
     left = dict.fromkeys(f"{row['arm']}/{row['repeat']}" for row in rows if row.get("trials_left"))
     return f"Incomplete, with trials that had not ended: searches {', '.join(left)}." if left else ""
 
 
 def boundary_note(arms: list[Row]) -> str:
-    """Return a note on how often the best value of a hyperparameter lies near an end of its search range.
-
-    The note is empty if no hyperparameter was searched.
-    """
+    """Return a note on best hyperparameters near an end of their range; empty if nothing was searched."""
     searched = [arm for arm in arms if arm.get("at_edge")]
     near = [
         f"{arm['arm']}: {key} in {count} of {num_best(arm)} searches"

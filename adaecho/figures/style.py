@@ -36,11 +36,8 @@ def figure(height_inches: float, path: Path, title: str = "", note: str = "") ->
     """Yield a figure, and save it at the end of the block. The user's matplotlib settings have no effect.
 
     Args:
-        height_inches: height of the figure; the width is fixed.
-        path: file to write; its suffix determines the format (png, jpg, svg, pdf). The folder is created if
-            missing.
-        title: text above the figure, at the left.
-        note: text below the figure, in small letters.
+        path: file to write, as png, jpg, svg or pdf. Its folder is created if missing.
+        note: small text below the figure.
     """
     with matplotlib.style.context(["default", _STYLE]):
         drawing = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
@@ -77,7 +74,7 @@ def per_cent(value: float, _: int = 0) -> str:
 
 
 def counts(axes: Axes, words: str, along: Literal["x", "y"]) -> None:
-    """Format an axis that shows counts: set its label, a few ticks such as 20k and 1M, and a grid."""
+    """Set the label, ticks (such as 20k and 1M) and grid of an axis that shows counts."""
     axis = axes.yaxis if along == "y" else axes.xaxis
     axis.set_label_text(words)
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

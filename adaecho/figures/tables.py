@@ -33,20 +33,19 @@ def draw_table(
 ) -> list[Path]:
     """Draw all figures of one experiment on one task, and return their paths.
 
-    One figure compares the configurations (arms) of the experiment. Up to two more figures show training
-    curves and the progress of hyperparameter searches.
+    The first figure compares the configurations. Up to two more figures show training curves and the progress
+    of hyperparameter searches.
 
     Args:
-        rows: one dict per trial, with the keys that ``records.outcome`` describes; at least one.
+        rows: one dict per trial, as ``records.outcome`` describes; at least one.
         arms: the result of ``records.table.summarize(rows)``.
-        curves: metric of each search's best trial during training, as in ``curves.json``; may be empty.
-        into: folder for the figures.
+        curves: training curve of each search's best trial; may be empty.
         stem: prefix of the file names.
-        form: file format: png, svg or pdf.
+        form: png, svg or pdf.
     """
     first = rows[0]
     curves = [curve for curve in curves if curve["fresh_examples"]]  # a run may have no evaluation
-    rows, arms, curves = ([_named(one, first["task"]) for one in table] for table in (rows, arms, curves))
+    rows, arms, curves = ([_relabel(one, first["task"]) for one in table] for table in (rows, arms, curves))
     lines = LINES.get(first["experiment"])
     paths, title = [into / f"{stem}.{form}"], describe(rows)
     if without_target(rows) and (rates := _rates(arms)):
@@ -76,21 +75,14 @@ def draw_table(
     return paths
 
 
-def _named(one: Row, task: str) -> Row:
-    """Return a row or curve whose echo variant is named "example" if the task has no augmentation.
-
-    Without augmentation, example echoing has only one variant.
-    """
+def _relabel(one: Row, task: str) -> Row:
+    """Rename both variants of example echoing to "example" on tasks without augmentation."""
     is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
     return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
 
 
 def _rates(arms: list[Row]) -> list[Row]:
-    """Return dicts with the learning rate of each configuration, read from names such as ``e2_lr0.05``.
-
-    Each dict has the additional keys ``learning_rate`` (0.05) and ``method`` (``e2``). The list is empty if
-    any name has no learning rate.
-    """
+    """Read learning rates and methods from names such as ``e2_lr0.05``; empty if any name has none."""
     found = [re.fullmatch(r"(.*?)_?lr([\d.]+)", arm["arm"]) for arm in arms]
     return [
         {**arm, "method": name[1].replace("_", " "), "learning_rate": float(name[2]), "baseline": None}
@@ -119,10 +111,8 @@ def describe(rows: list[Row]) -> str:
 def read_tables(results: Path) -> RowsAndCurves:
     """Read the trials and training curves of all experiments under ``results``, sorted by path.
 
-    The files are ``<experiment>/<task>/trials.json`` and ``curves.json``.
-
     Raises:
-        DataError: there is no ``trials.json``.
+        DataError: there is no ``<experiment>/<task>/trials.json``.
         FolderError: a file is not JSON.
     """
     tables = {
@@ -136,7 +126,7 @@ def read_tables(results: Path) -> RowsAndCurves:
 
 
 def read_commands(table: Path) -> list[str]:
-    """Return the commands that produced a ``trials.json``, or an empty list if they are not recorded."""
+    """Return the commands that produced a ``trials.json``; empty if they are not recorded."""
     return list(_read_next_to(table, "origin.json", {}).get("commands", []))
 
 

@@ -6,9 +6,9 @@ training waits for data, and echoing can use this time.
     python -m adaecho.headroom task=cifar10 data.path=...       # arguments as for python -m adaecho.run
     python -m adaecho.headroom task=imagenet data.path=... step_s=0.05
 
-The command measures each upstream stage alone, then all stages together as EchoLoader runs them. It also
-measures a training step on a batch that is on the device already. To use the time of your own training step
-instead, give it in seconds as step_s=.
+The command measures each upstream stage alone, all stages together as EchoLoader runs them, and a training
+step on a batch that is on the device already. With step_s=, give the seconds of your own training step
+instead.
 """
 
 import sys
@@ -24,15 +24,12 @@ from adaecho.run import CONF, explain
 
 
 def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
-    """Measure the times of a task's input pipeline and training step, and print the report.
+    """Measure a task's input pipeline and training step, and print the report.
 
     Args:
-        arguments: config overrides as for ``python -m adaecho.run``. An optional ``step_s=SECONDS`` gives the
-            time of one training step, which is then not measured.
+        arguments: config overrides as for ``python -m adaecho.run``. ``step_s=SECONDS`` replaces the
+            measurement of a training step.
         budget_s: seconds for each measurement.
-
-    Raises:
-        ConfigError: no task is given, or ``step_s`` is not a positive number.
     """
     given = [argument for argument in arguments if argument.startswith("step_s=")]
     overrides = [argument for argument in arguments if argument not in given]

@@ -13,15 +13,14 @@ _MAX_WORKERS = 32
 
 @dataclass(frozen=True)
 class Loop:
-    """Measured times of a training loop and properties of its loader.
+    """Mean times of a training loop's steps, and properties of its loader.
 
     Attributes:
-        wait_s: mean seconds that a step waits for its batch.
-        step_s: mean seconds of a step.
+        wait_s: seconds that a step waits for its batch.
+        step_s: seconds of a step without the wait.
         upstream_s: seconds that the loader needs to prepare a batch.
-        workers: number of workers of the loader; 0 if the loop's own thread reads, None if unknown.
+        workers: number of workers; 0 if the loop's own thread reads, None if unknown.
         epoch_bytes: bytes of all batches of an epoch; 0 if unknown.
-        factor: echoing factor of the loader.
     """
 
     wait_s: float
@@ -33,15 +32,12 @@ class Loop:
 
     @property
     def R(self) -> float:  # noqa: N802 (the paper's letter)
-        """R = t_upstream / t_downstream (paper, section 2), that is ``upstream_s`` divided by ``step_s``."""
+        """R, the loading time divided by the time of a step (paper, section 2)."""
         return self.upstream_s / self.step_s
 
 
 def advice(loop: Loop) -> list[str]:
-    """Return suggestions for a faster loop, in order of preference, each as a numbered line.
-
-    A cache and echoing are suggested only if R is at least ``MIN_RATIO``.
-    """
+    """Return numbered suggestions for a faster training loop, the best one first."""
     found = [_cache(loop) if loop.R >= MIN_RATIO else "", _workers(loop)]
     if loop.R >= MIN_RATIO:
         found.append(_echo(loop))
@@ -54,7 +50,7 @@ def first_factor(ratio: float) -> int:
 
 
 def _cache(loop: Loop) -> str:
-    """Suggest a cache if the examples of an epoch fit in half of the free memory or free disk space."""
+    """Suggest a cache if an epoch fits in half of the free memory or free disk space."""
     from adaecho.echo.memory.pool import free_bytes  # imported late, since few calls need it
 
     size = int(loop.epoch_bytes / loop.factor)

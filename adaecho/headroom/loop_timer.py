@@ -26,16 +26,15 @@ _MIN_STALL = 0.05  # the report suggests no change if the loop waits for a small
 class Watch:
     """A timer of a training loop, as returned by ``watch``.
 
-    Use it in place of the loader. Iterating over it yields the loader's batches and measures each step, and
-    it has the loader's length and attributes.
+    Iterate over the timer instead of over the loader. It yields the loader's batches, and has the loader's
+    length and attributes.
 
-    If a trainer runs the loop, measure from its callbacks instead. Call ``begin_step`` and ``end_step``
-    around each training step. Call ``resume`` after other work, such as an evaluation, so that its time is
-    not counted.
+    If a trainer runs the loop, call ``begin_step`` and ``end_step`` around each training step, from the
+    trainer's callbacks. Call ``resume`` after an evaluation, so that its time is not counted.
 
     Attributes:
-        batches: number of steps in the mean times. These leave out the first step of each loop over the
-            loader, and steps that take at least ten times the mean.
+        batches: number of counted steps. The timer does not count the first step of each loop over the
+            loader, nor steps that take at least ten times the mean.
     """
 
     def __init__(self, loader: Iterable[Any] | None = None) -> None:
@@ -125,8 +124,8 @@ class Watch:
     def workers(self) -> int | None:
         """Number of workers of the loader, or of the loader that it wraps as its ``dataset``.
 
-        If both loaders have workers, those of the inner loader count. The number is 0 if the loop's own
-        thread reads the data, and None if it is unknown.
+        If both have workers, only those of the wrapped loader count. The number is 0 if the thread of the
+        training loop reads the data, and None if unknown.
         """
         own = getattr(self._loader, "num_workers", None)
         inner = getattr(getattr(self._loader, "dataset", None), "num_workers", None)
@@ -136,9 +135,8 @@ class Watch:
     def upstream_s(self) -> float:
         """Seconds that the loader needs to prepare a batch.
 
-        If the loader has workers, this is the time of the whole loop per step. A loop that waits for its
-        workers is as fast as they are. If the loop never waits, the workers may be faster, so the value is
-        then only an upper bound.
+        Without workers, this is the time that a step waits for its batch. With workers, this is the time of a
+        step including the wait. If the loop never waits, the second value is only an upper bound.
         """
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
@@ -174,8 +172,8 @@ def watch(loader: Iterable[Any]) -> Watch:
     """Measure how long a training loop waits for data and how long a step takes, and suggest improvements.
 
     Iterate over the result instead of over ``loader``. It yields the same batches in the same order. Call
-    ``report()`` at any time; at the end of a ``with`` block the report is printed. The loop never has to wait
-    for the GPU.
+    ``report()`` at any time; at the end of a ``with`` block the report is printed. Measuring does not make
+    the loop wait for the GPU.
 
     Args:
         loader: any iterable of batches.

@@ -26,10 +26,8 @@ class Headroom:
     """Measured times of a task's input pipeline and training step, in seconds per batch.
 
     Attributes:
-        stages_s: time of each stage of the input pipeline in a single thread, by name of the stage. It is the
-            time with this stage minus the time without it.
+        stages_s: time that each stage of the input pipeline adds in a single thread, by name.
         upstream_s: time of the whole input pipeline, as the loader runs it.
-        step_s: time of one training step.
         epoch_bytes: bytes of all batches of an epoch; 0 if unknown.
     """
 
@@ -40,29 +38,20 @@ class Headroom:
 
     @property
     def ratio(self) -> float:
-        """R = t_upstream / t_downstream (paper, section 2), that is ``upstream_s`` divided by ``step_s``."""
+        """R, the loading time divided by the time of a training step (paper, section 2)."""
         return self.upstream_s / self.step_s
 
     def gain(self, factor: float) -> float:
         """Return the speed-up from an echoing factor e, if repeats were as useful as fresh examples.
 
-        With echoing, e steps on one fresh batch take max(t_upstream, e * t_downstream) (paper, equation 1).
-        Without echoing, e steps take e * max(t_upstream, t_downstream). The speed-up is the second time
-        divided by the first.
+        With echoing, e steps take max(t_upstream, e * t_downstream) (paper, equation 1). Without echoing,
+        they take e * max(t_upstream, t_downstream).
         """
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)
 
     def report(self, name: str, batch_size: int, num_workers: int) -> Iterator[str]:
-        """Yield lines of text with the measured times, R, the possible speed-up by echoing, and advice.
-
-        The advice says how to make training faster if it waits for data.
-
-        Args:
-            name: name of the task, for the first line.
-            batch_size: examples per batch.
-            num_workers: number of workers of the loader.
-        """
+        """Yield lines of text: the measured times, the speed-up that echoing could give, and advice."""
         yield f"{name}, batches of {batch_size}, num_workers={num_workers}"
         yield f"{'':24}{'examples/s':>12}{'ms/batch':>12}"
         rows = {f"{stage} alone": seconds for stage, seconds in self.stages_s.items()}
@@ -90,12 +79,8 @@ def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = N
     """Measure how long a task takes to prepare a batch and to train on it.
 
     Args:
-        config: task, data, batch size, workers and device are used.
         budget_s: seconds for each measurement.
         step_s: seconds of one training step; None measures it.
-
-    Raises:
-        UserError: the task cannot be built.
     """
     torch.set_num_threads(config.threads)
     task, device = build_task(config), choose_device(config)
@@ -137,7 +122,7 @@ def stages_s(given: dict[str, Any], budget_s: float) -> dict[str, float]:
 
 
 def training_step_s(config: Config, task: Task, batch: Any, device: torch.device, budget_s: float) -> float:
-    """Return the seconds of one step of SGD with momentum, on a batch that is on the device already."""
+    """Return the seconds of one SGD step on a batch that is on the device already."""
     model = task.build_model().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     precision = choose_precision(config, device)

@@ -17,17 +17,16 @@ Statistics = Literal["average", "sequential"]
 class GhostBatchNorm2d(nn.BatchNorm2d):
     """Batch norm whose statistics are computed over slices of ``ghost_size`` successive examples.
 
-    In training, it equals ``nn.BatchNorm2d`` on each slice. In evaluation, it uses the running statistics r.
-    With n = ``momentum``, a training step updates r from the statistics s_0, ..., s_{k-1} of its k slices:
+    It equals ``nn.BatchNorm2d`` on each slice in training, and on the whole batch in evaluation. With
+    n = ``momentum``, a training step updates the running statistics r from the statistics s_0, ..., s_{k-1}
+    of its k slices:
 
     * "average": r <- (1 - n) r + n mean(s_i), as in the init2winit code base.
     * "sequential": r <- (1 - n)^k r + sum_i n (1 - n)^(k-1-i) s_i, as in Hoffer et al., algorithm 1.
 
     Args:
-        num_features: number of channels C.
         ghost_size: number of examples in a slice, at least 1.
         statistics: how to update the running statistics, "average" or "sequential".
-        eps: added to the variances.
         momentum: weight n of a new value in the running statistics, in [0, 1].
 
     Raises:
@@ -91,7 +90,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
 
 def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statistics = "average") -> nn.Module:
-    """Replace every ``nn.BatchNorm2d`` of a model in place; weights and running statistics are kept.
+    """Replace each ``nn.BatchNorm2d`` in a model by ``GhostBatchNorm2d``, with its weights and statistics.
 
     Raises:
         ConfigError: the model has no batch norm, or batch norm of another type.

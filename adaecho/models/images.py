@@ -15,10 +15,8 @@ class Normalise(nn.Module):
     """Normalise each channel, ``(images - mean) / std``: uint8 [N, H, W, C] to float32 [N, C, H, W].
 
     Args:
-        mean: mean of each channel, in pixel values.
-        std: standard deviation of each channel, in pixel values, positive.
-        channels_last: whether the result has torch's channels-last memory format. This saves a copy, because
-            the input is already in this order.
+        mean, std: mean and standard deviation of each channel, in pixel values.
+        channels_last: whether the result has torch's channels-last memory format, which saves a copy.
     """
 
     mean: torch.Tensor
@@ -43,7 +41,7 @@ def small_mlp(num_classes: int) -> nn.Module:
 def small_conv(num_classes: int) -> nn.Module:
     """Build a small convolutional net: float [N, 1, 8, 8] to logits [N, num_classes].
 
-    It has two 3x3 convolutions of 16 and 32 filters with batch norm, 2x2 max pooling and a linear layer.
+    It has two 3x3 convolutions with batch norm, max pooling and a linear layer.
     """
     layers = [*_conv_norm_relu(1, 16), *_conv_norm_relu(16, 32)]
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 4 * 4, num_classes))
@@ -52,15 +50,13 @@ def small_conv(num_classes: int) -> nn.Module:
 def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> nn.Module:
     """Build the ResNet for CIFAR: float [N, 3, 32, 32] to logits [N, num_classes].
 
-    It has 6n + 2 layers with weights, in three stages with 16, 32 and 64 filters. Shortcuts have no
+    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2. Shortcuts have no
     parameters (option A of the paper).
-
-    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2.
 
     Args:
         depth: number of layers with weights, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...
         num_classes: number of logits.
-        channels: number of filters in the first stage, at least 1; 16 in the paper's nets.
+        channels: number of filters in the first of three stages. Each later stage has twice as many.
 
     Raises:
         ValueError: the depth is not 6n + 2.

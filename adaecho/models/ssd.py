@@ -2,8 +2,8 @@
 
 Source: W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016. The ResNet-34 version follows MLPerf.
 
-Boxes are x1, y1, x2, y2 in pixels. The model predicts boxes relative to a fixed set of default boxes. Shapes
-use these letters:
+Boxes are x1, y1, x2, y2 in pixels. The model predicts boxes relative to fixed default boxes. Shapes use these
+letters:
 
 * N is the number of images.
 * M is the largest number of true boxes in an image; rows with label 0 are padding.
@@ -38,12 +38,10 @@ class SSD(nn.Module):
     """The detector: a backbone, a head, and default boxes.
 
     Args:
-        backbone: maps images, float [N, 3, S, S], to the list of feature maps that predict boxes, finest
-            first.
+        backbone: maps images to the feature maps that predict boxes, finest first.
         out_channels: number of channels of each feature map.
-        default_boxes: generates the default boxes, from one list of aspect ratios per feature map.
+        default_boxes: generator of the default boxes on each feature map.
         num_classes: number of classes including the background.
-        image_size: S, the side of an image in pixels.
 
     Attributes:
         boxes: the default boxes, float32 [A, 4] as x1, y1, x2, y2 in pixels.
@@ -82,10 +80,7 @@ class SSD(nn.Module):
 
 
 class FeatureMaps(nn.Module):
-    """Runs stages one after another, and returns the output of each stage as a feature map.
-
-    The module maps images, float [N, 3, S, S], to a list of feature maps, [N, C_i, S_i, S_i].
-    """
+    """Runs stages one after another, and returns the list of their outputs as feature maps."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -110,12 +105,9 @@ _STEPS_PIXELS = [8, 16, 32, 64, 100, 300]
 def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
     """Build an SSD with a ResNet-34 backbone and random initial weights.
 
-    All parts except the head have batch norm.
-
     Args:
         num_classes: number of classes including the background.
-        image_size: side of an image in pixels, at least 64. The paper uses 300, which gives 8,732 default
-            boxes. At other sizes, default boxes keep their size relative to the image, and the last
+        image_size: side of an image in pixels, at least 64; 300 in the paper. At other sizes, the last
             convolutions are padded, so that small feature maps do not vanish.
     """
     net = resnet34(weights=None)
@@ -142,7 +134,7 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
 
 
 def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
-    """Build a small SSD for the task ``scenes``, with feature maps at 1/4, 1/8 and 1/16 of the image's side.
+    """Build a small SSD with feature maps at 1/4, 1/8 and 1/16 of the image's side.
 
     Args:
         num_classes: number of classes including the background.
@@ -209,7 +201,7 @@ def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor
     box is also matched to the default box with the largest IoU.
 
     Args:
-        boxes: float [N, M, 4].
+        boxes: true boxes, float [N, M, 4].
         labels: int64 [N, M], 0 for padding.
         default_boxes: float [A, 4].
     """
@@ -247,12 +239,9 @@ def multibox_loss(
     Args:
         logits: float [N, A, C].
         codes: float [N, A, 4].
-        boxes: float [N, M, 4], each with positive width and height.
+        boxes: true boxes, float [N, M, 4], each with positive width and height.
         labels: int64 [N, M], 0 for padding.
         default_boxes: float [A, 4].
-
-    Returns:
-        Two scalars, the first of which has a gradient. Both are 0 for images without boxes.
     """
     logits, codes = logits.float(), codes.float()
     with torch.no_grad():
@@ -303,8 +292,8 @@ def detect(
     Args:
         logits, codes, default_boxes: as in ``multibox_loss``.
         image_size: side of the network's input, in pixels.
-        least_score: a box must have a probability above this.
-        overlap: of two boxes of a class with an IoU above this, the one with the lower score is dropped.
+        least_score: boxes need a higher probability than this.
+        overlap: if two boxes of a class have a higher IoU than this, the box with the lower score is dropped.
         most: largest number of detections per image.
     """
     probabilities = functional.softmax(logits.float(), dim=-1)

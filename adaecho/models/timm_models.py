@@ -16,12 +16,8 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
     """Build a model of timm: float [N, 3, image_size, image_size] to logits [N, num_classes].
 
     Args:
-        name: name of the timm model.
-        num_classes: number of logits.
-        image_size: in pixels.
-        pretrained: a file of initial weights, see ``read_weights``; None for random initial weights. If the
-            file has a different number of classes, the last layer is initialised randomly, and a warning says
-            so.
+        pretrained: a file for ``read_weights``; None for random weights. If the file has another number of
+            classes, the last layer is initialised randomly, with a warning.
 
     Raises:
         ConfigError: timm has no such model, or the model does not accept images of that size.

@@ -19,10 +19,8 @@ class Transformer(nn.Module):
 
     Args:
         vocabulary: number of tokens.
-        layers: number of layers.
         width: d, a multiple of ``heads``.
         feed_forward: number of hidden units in the feed-forward net.
-        heads: number of attention heads.
         dropout: dropout rate in training, after the embedding, attention and feed-forward nets.
     """
 

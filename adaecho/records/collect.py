@@ -3,15 +3,11 @@
 The module reads the run folders of the sweep and writes these files to ``results/<experiment>/<task>/``::
 
     trials.json    one row per trial; ``records.outcome`` explains the keys, ``records.trials`` the format
-    outcome.json   one dict per arm, computed from the rows
+    outcome.json   one dict per arm (compared configuration), computed from the rows
     curves.json    for the best trial of each search, the metric at each evaluation
     origin.json    the command that ran the sweep, and the machines and package versions that were used
 
-An arm is one of the configurations that the sweep compares. Each arm is tuned by one or more searches, and a
-search consists of trials.
-
-To collect the sweep in the folder SWEEP, run ``python -m adaecho.records.collect SWEEP --command "..."``,
-where ``--command`` is the command that ran the sweep.
+Run ``python -m adaecho.records.collect SWEEP --command "..."``, with the command that ran the sweep.
 """
 
 import argparse
@@ -41,20 +37,15 @@ def trial_row(
     counted: bool = True,
     positions: dict[str, float] | None = None,
 ) -> Row:
-    """Build the table row of one trial (training run) from the run's config and summary.
-
-    ``records.outcome`` lists the keys of a row.
+    """Build the table row of one trial (training run). ``records.outcome`` explains its keys.
 
     Args:
         config: the config of the run as plain dicts.
         summary: the content of the run's ``summary.json``.
-        experiment: the name of the experiment.
-        arm: the name of the arm (compared configuration).
-        repeat: the number of the search within the arm, from 0.
+        repeat: the number of the search, from 0.
         index: the number of the trial within the search, from 0.
-        counted: whether the trial may count in the results. Diverged trials and surplus trials do not count.
-        positions: where each searched value lies in its range, from 0 (lowest) to 1 (highest), on the scale
-            of the search.
+        counted: whether the trial counts in the results. Diverged trials do not count.
+        positions: where each searched value lies in its range, from 0 (lowest) to 1 (highest).
     """
     to_target = summary.get("to_target") or {}
     return {
@@ -93,10 +84,10 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
     Args:
         sweep: the folder of the sweep.
         results: the parent folder; the tables are written to ``<results>/<experiment>/<task>/``.
-        command: the command that ran the sweep, which is recorded in ``origin.json``.
+        command: the command that ran the sweep, to record it.
 
     Raises:
-        FolderError: ``sweep`` has no ``trials.json``, or its arms belong to more than one task.
+        FolderError: the sweep has not finished, or its arms belong to more than one task.
     """
     if not (sweep / "trials.json").exists():
         raise FolderError(
@@ -116,15 +107,13 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
 
 
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
-    """Read the learning curve of the best trial (training run) of each search from the run folders.
+    """Read one learning curve per search: that of its only trial, or else of its best trial.
 
-    A search that missed the target has no best trial, and thus no curve. If a search has only one trial,
-    however, this trial has a curve even if it missed the target, unless it diverged or failed.
+    A search has no curve if its only trial diverged or failed, or if all of several trials missed the target.
 
     Returns:
-        One dict per curve, with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index`` and
-        ``metric``. The lists ``fresh_examples`` and ``values`` have one item per evaluation. ``last`` has all
-        values of the last evaluation except for times.
+        One dict per curve. The lists ``fresh_examples`` and ``values`` have one item per evaluation. ``last``
+        has all values of the last evaluation except times.
     """
     single = {key: trials[0] for key, trials in searches(rows).items() if len(trials) == 1}
     shown = {key: row for key, row in single.items() if row["counted"]} | best_trials(rows)
@@ -151,9 +140,7 @@ def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> N
     """Write the tables and ``origin.json`` to a folder, and remove older tables from it.
 
     Args:
-        into: the folder, which is created if it is missing.
         texts: the content of each table, by the name of its file.
-        origin: the content of ``origin.json``.
     """
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
@@ -165,7 +152,7 @@ def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> N
 
 
 def _origin(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the distinct environments and data facts of the runs, and one sample of generated text."""
+    """Return the distinct environments and data facts of the runs, and one generated text."""
     environments, data, samples = list[Any](), list[Any](), list[Any]()
     for folder in folders:
         latest = read_json(folder / "environment.json")
@@ -182,7 +169,7 @@ def _origin(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def one_line_each(table: list[Any]) -> str:
-    """Format a list as JSON with one item per line, so that a diff shows which item has changed."""
+    """Format a list as JSON with one item per line, so that diffs are short."""
     return "[\n" + ",\n".join(dumps(item) for item in table) + "\n]\n"
 
 

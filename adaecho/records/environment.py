@@ -20,17 +20,13 @@ _SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "PROCID", 
 
 
 def environment() -> dict[str, Any]:
-    """Return the content of ``environment.json``.
+    """Return the content of ``environment.json``: versions of packages, and facts about the machine.
 
-    Returns:
-        A dict with these keys:
+    Some of the keys are:
 
-        * ``git``: the commit of this package's checkout as {sha, dirty}; null if there is no checkout.
-        * ``python`` and ``packages``: the versions of Python and of the packages that matter.
-        * ``host``, ``platform``, ``processor``: the machine.
-        * ``cpu_cores``: the number of cores that this process may use.
-        * ``gpus``: the names of the GPUs.
-        * ``slurm``: Slurm's variables as {variable: value}, which is empty outside of a Slurm job.
+    * ``git``: the commit of this package's checkout as {sha, dirty}; null if there is no checkout.
+    * ``cpu_cores``: the number of cores that this process may use.
+    * ``slurm``: Slurm's variables; empty outside of a Slurm job.
     """
     slurm = {name.lower(): os.environ[f"SLURM_{name}"] for name in _SLURM if f"SLURM_{name}" in os.environ}
     return {**_fixed(), "slurm": slurm}

@@ -19,7 +19,7 @@ _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Convert an ``OSError`` in the ``with`` block to a ``FolderError`` that names ``path`` and a remedy."""
+    """Convert an ``OSError`` in the ``with`` block to a ``FolderError`` that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -29,13 +29,7 @@ def folder_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary binary file that replaces ``path`` when the ``with`` block ends without an error.
-
-    A library that needs a file name can write to ``Path(file.name)``.
-
-    Raises:
-        FolderError: the disk is full, or the folder is not writable.
-    """
+    """Open a temporary binary file that replaces ``path`` if the ``with`` block succeeds."""
     temporary = path.with_name(f".{path.name}.tmp")
     with folder_errors(path):
         try:
@@ -50,21 +44,18 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically replace the content of the file ``path`` with ``text``."""
+    """Atomically replace the content of a file."""
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomically write a value to the file ``path`` as indented JSON (see ``dumps``)."""
+    """Atomically write a value to a file as indented JSON (see ``dumps``)."""
     write_text(path, dumps(value, indent=2) + "\n")
 
 
 def append(path: Path, text: str) -> None:
-    """Append ``text`` to a file, and wait until it is on disk.
-
-    A missing file is created.
-    """
+    """Append text to a file, and wait until it is on disk."""
     with folder_errors(path), path.open("ab") as file:
         file.write(text.encode(errors="backslashreplace"))
         file.flush()
@@ -72,21 +63,13 @@ def append(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        FolderError: the file cannot be read.
-    """
+    """Read a JSON file. If this fails, a ``FolderError`` names the file."""
     with folder_errors(path):
         return json.loads(path.read_bytes())
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file with PyYAML's safe loader, which creates only plain values.
-
-    Raises:
-        FolderError: the file cannot be read.
-    """
+    """Read a YAML file that contains only plain values."""
     with folder_errors(path):
         return yaml.load(path.read_bytes(), _Loader)
 
@@ -97,10 +80,7 @@ def yaml_text(value: Any) -> str:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a file, or an empty list if the file is missing.
-
-    A last line without a line break is left out, because its writer may have been killed.
-    """
+    """Return the lines of a file, without an incomplete last line; none if the file is missing."""
     if not path.exists():
         return []
     with folder_errors(path):
@@ -109,10 +89,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Format a value as standard JSON.
-
-    NaN and infinities become null. Scalars of NumPy and torch become plain numbers.
-    """
+    """Format a value as JSON, with null for NaN and infinities. NumPy and torch scalars are allowed."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 

@@ -11,8 +11,7 @@ It contains these files::
     traceback.txt      the traceback of each crash
     lock               host and process of the current writer; empty if no process is writing
 
-A run can be killed at any time without damaging these files. When it is resumed, it removes the lines of
-metrics.jsonl that were written after its last checkpoint.
+A run can be killed at any time without damaging these files.
 """
 
 import fcntl
@@ -45,8 +44,7 @@ class FolderInUseError(FolderError):
 class RunFolder:
     """The files of one run folder, with methods to read and write them.
 
-    A process must hold the folder's lock to write (see ``lock``). A method that writes raises ``FolderError``
-    if the process does not hold the lock, if the disk is full, or if the folder is not writable.
+    To write, a process must hold the folder's lock (see ``lock``).
 
     Attributes:
         checkpoint: the path of the last checkpoint.
@@ -67,7 +65,7 @@ class RunFolder:
         """Create the folder if needed, and lock it for writing while the ``with`` block runs.
 
         Raises:
-            FolderInUseError: another live process holds the lock. The message names its host and process id.
+            FolderInUseError: another live process holds the lock.
         """
         self._lock.acquire()
         try:
@@ -85,20 +83,16 @@ class RunFolder:
     ) -> None:
         """Record the config and the environment when a run starts or resumes.
 
-        If the folder already contains a run, that run is resumed. The config must then be the recorded one,
-        with two exceptions. Budgets may be larger. Settings that do not affect the results, such as the
-        number of workers, may differ (see ``config.identity``).
+        A resumed run may have larger budgets, or other settings that do not affect the results.
 
         Args:
             config: the config as plain dicts.
             overrides: the overrides on the command line.
-            environment: the current environment (see ``records.environment``). If it has changed since the
-                run was last started, the previous one is kept in the list ``earlier``.
+            environment: the current environment. The environments of earlier starts are kept too.
             restart: start a new run. An existing run is first moved to the folder ``<name>.old-<n>``.
 
         Raises:
-            FolderError: the folder contains a run whose config differs in a setting that affects the results,
-                or whose budget is larger than that in ``config``. The message lists the differences.
+            FolderError: the run in the folder has a different config. The message lists the differences.
         """
         self._check_writer()
         has_records = self._config.exists()
@@ -122,7 +116,7 @@ class RunFolder:
         files.write_json(path, now)
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        """Raise a FolderError that lists the differences if the recorded config is different."""
+        """Raise a FolderError if the recorded config is different."""
         if lines := changes(files.read_yaml(self._config), config):
             differences = "\n  ".join(lines)
             raise FolderError(
@@ -136,10 +130,7 @@ class RunFolder:
         files.append(self._metrics, files.dumps(metrics) + "\n")
 
     def truncate_metrics(self, num_lines: int) -> None:
-        """Keep only the first ``num_lines`` lines of ``metrics.jsonl``.
-
-        A resumed run calls this to remove evaluations that were recorded after its checkpoint.
-        """
+        """Keep only the first ``num_lines`` lines of ``metrics.jsonl``."""
         self._check_writer()
         if self._metrics.exists():
             kept = files.whole_lines(self._metrics)[:num_lines]
@@ -147,11 +138,11 @@ class RunFolder:
                 os.truncate(self._metrics, sum(map(len, kept)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the recorded evaluations. A last line that was not completely written is left out."""
+        """Return all evaluations that were written completely."""
         return [json.loads(line) for line in files.whole_lines(self._metrics)]
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
-        """Atomically write a binary file of the folder, such as the checkpoint or saved weights."""
+        """Atomically write a binary file of the folder, such as the checkpoint."""
         self._check_writer()
         with files.atomic_file(path) as file:
             file.write(data)
@@ -184,7 +175,7 @@ class RunFolder:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to ``<name>.old-<n>`` with the first unused number n, and return the new path."""
+    """Rename a folder to ``<name>.old-<n>`` with an unused number n, and return the new path."""
     number = 1
     while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
@@ -197,10 +188,7 @@ _descriptors: set[int] = set()
 
 
 def _close_descriptors() -> None:
-    """Close all lock files in a forked child process.
-
-    Otherwise the child would keep the locks of its parent after the parent has died.
-    """
+    """Close all lock files in a forked child process, so that it does not hold the locks."""
     while _descriptors:
         os.close(_descriptors.pop())
 
@@ -211,9 +199,7 @@ os.register_at_fork(after_in_child=_close_descriptors)
 class FolderLock:
     """A lock that lets only one process at a time write to a folder, even across hosts.
 
-    The process locks the file ``lock``, and the operating system releases this lock when the process ends.
-    Because other hosts may not see the lock, the process also updates the file's modification time at regular
-    intervals. This heartbeat shows that the process is alive.
+    The process locks the file ``lock``, and regularly updates the file's time to show that it is alive.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -226,8 +212,7 @@ class FolderLock:
         """Acquire the lock, and create the folder if it is missing.
 
         Raises:
-            FolderInUseError: another live process holds the lock. The message names its host and process id.
-            FolderError: the folder is not writable.
+            FolderInUseError: another live process holds the lock.
         """
         with files.folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +236,7 @@ class FolderLock:
         threading.Thread(target=self._beat, args=(descriptor, self._stop), daemon=True).start()
 
     def release(self) -> None:
-        """Release the lock, unless a process on another host has already taken it over."""
+        """Release the lock, unless a process on another host has taken it over."""
         if self._descriptor < 0:
             return
         self._stop.set()
@@ -277,7 +262,7 @@ class FolderLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a live process holds the lock of a folder, judging by the lock's last heartbeat."""
+    """Return whether a live process holds the lock of a folder, judging by its last heartbeat."""
     with suppress(OSError):
         path = folder / "lock"
         return bool(path.read_bytes()) and time.time() - path.stat().st_mtime < STALE_AFTER_S
@@ -285,7 +270,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str | None:
-    """Try to lock an open file. Return None, or a description of the live process that holds the lock."""
+    """Try to lock an open file. Return None, or a description of the process that holds the lock."""
     is_ours = is_locked = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

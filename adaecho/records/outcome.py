@@ -4,9 +4,8 @@ An arm is one configuration under comparison. Each arm is tuned by one or more i
 consists of several trials, each with a different point (set of hyperparameter values).
 
 If the experiment has a target value for a metric, ``outcome`` compares how many fresh examples each arm
-needed to reach it. If there is no target, ``ends`` compares the metrics at the end of the budget. Both
-functions use ``best_trials`` to choose the trial that represents each search. All functions in this module
-are pure: they take rows and read no files.
+needed to reach it. If there is no target, ``ends`` compares the metrics at the end of the budget.
+``best_trials`` chooses the trial that represents each search.
 
 A row describes one trial as a flat dict with these keys::
 
@@ -61,10 +60,8 @@ SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 def outcome(rows: list[Row]) -> list[Row]:
     """Summarize the cost of each arm to reach the target, and compare each arm with its baseline.
 
-    An arm is one of the compared configurations. It is tuned by one or more searches, each with several
-    trials (training runs). The target is a value of a metric. The cost of a search is that of its cheapest
-    trial that reached the target. Means, minima and maxima are taken over the searches that reached the
-    target, as in the paper's Fig. 3.
+    An arm is a compared configuration, which one or more searches tune. The cost of a search is that of its
+    cheapest trial (training run) that reached the target.
 
     Returns:
         One dict per arm, in order of first appearance in ``rows``. Its keys are:
@@ -73,20 +70,15 @@ def outcome(rows: list[Row]) -> list[Row]:
         * ``searches``: the number of searches. ``reached``: how many of them reached the target.
         * ``trials``: the number of counted trials. ``missed``: how many of them missed the target.
           ``diverged`` and ``failed``: the number of trials with this status.
-        * ``at_edge``: for each axis, the number of best points near its ends (see the function ``at_edge``).
-        * ``fresh_examples``, ``steps`` and ``train_time_s``: the cost of reaching the target, each as
-          {mean, min, max}. If at least two searches reached the target, ``low`` and ``high`` give the 95 %
-          confidence interval of the mean. Null if no search reached the target.
+        * ``at_edge``: for each searched hyperparameter, how often its best value is near an end of its range.
+        * ``fresh_examples``, ``steps`` and ``train_time_s``: the cost as {mean, min, max} over the searches
+          that reached the target (paper, Fig. 3). With two or more values, also the 95 % confidence interval
+          ``low`` to ``high`` of the mean. Null without values.
         * ``baseline``: the name of the arm's baseline.
-        * ``ratio_to_baseline``: the ratio of the geometric mean costs in fresh examples of the arm and its
-          baseline, with the 95 % confidence interval ``ratio_low`` to ``ratio_high`` (see
-          ``records.statistics.cost_ratio``). The ratio is null if the arm has no baseline, or if no search of
-          the arm or of its baseline reached the target. The interval is null for the baseline itself, and if
-          either arm has fewer than two searches.
-        * ``ratio_bound``: only present if some searches of one of the two arms missed the target. Only a
-          lower bound of their cost is known. The true ratio is then ``at least`` or ``at most`` the given
-          value, and there is no interval. If both arms have searches that missed the target, the ratio is
-          null.
+        * ``ratio_to_baseline``: the geometric mean cost in fresh examples, divided by that of the baseline;
+          null if unknown. ``ratio_low`` to ``ratio_high`` is its 95 % confidence interval.
+        * ``ratio_bound``: ``at least`` or ``at most``, if the ratio is only a bound, because some searches of
+          one of the two arms missed the target.
     """
     best = best_trials(rows)
     arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
@@ -105,36 +97,27 @@ def outcome(rows: list[Row]) -> list[Row]:
 
 
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
-    """Return the distinct targets of trials, each as (task, metric, value, consecutive evaluations)."""
+    """Return the distinct targets of trials as (task, metric, value, consecutive evaluations)."""
     metric, value, in_a_row = TARGET
     return {(row["task"], row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
 
 
 class Bounds(NamedTuple):
-    """The range in which the cost of a hyperparameter search lies, for example in fresh examples.
-
-    The cost is what the search needed to reach the target value of its metric. If the search reached the
-    target, ``low`` and ``high`` are equal. Otherwise usually only ``low`` is known, and ``high`` is infinite.
-    """
+    """A lower and an upper bound for the cost of a search; equal if the search reached the target."""
 
     low: float
     high: float
 
 
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
-    """Return the cost of each search of an arm to reach the target, as a lower and an upper bound.
+    """Return a lower and an upper bound for the cost of each search of an arm to reach the target.
 
-    If the search reached the target, both bounds are the cost of its best trial (see ``best_trials``). If it
-    missed the target, the lower bound is the smallest amount that any of its counted trials spent, and the
-    upper bound is infinite. The lower bound is 0 while trials are unfinished.
-
-    The cost ``s_per_fresh_example`` is a rate, which is known even if the target was missed. The bounds are
-    then the smallest and the largest rate of the counted trials.
+    If a search missed the target, its cost is at least the smallest amount that a trial spent.
 
     Args:
         rows: the trials of one arm (compared configuration).
-        cost: ``fresh_examples``, ``steps``, ``train_time_s``, or ``s_per_fresh_example`` (training time in
-            seconds divided by the number of fresh examples).
+        cost: ``fresh_examples``, ``steps``, ``train_time_s``, or ``s_per_fresh_example``. The last is a rate,
+            which is also known if the target was missed.
     """
     found = []
     for _, search in sorted(searches(rows).items()):
@@ -177,10 +160,7 @@ def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
 
 
 def ratio_words(arm: Row) -> str:
-    """Format the ratio of an arm's cost to its baseline's cost, for example as ``0.72``.
-
-    If some searches missed the target, only a bound of the ratio is known. The text is then ``>0.72`` for a
-    lower bound or ``<0.72`` for an upper bound.
+    """Format the cost ratio of an arm to its baseline as ``0.72``, or as ``>0.72`` or ``<0.72`` for a bound.
 
     Args:
         arm: an arm as returned by ``outcome``, whose ratio is not null.
@@ -190,17 +170,16 @@ def ratio_words(arm: Row) -> str:
 
 
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:
-    """Return the name of the baseline with which an arm is compared, or None if it is ambiguous.
+    """Return the name of the arm with which an arm is compared, or None if the choice is ambiguous.
 
-    An arm may name its baseline under ``baseline``. Otherwise, the candidates are the arms without echoing
-    or, if there are none, the arms with echoing factor 1. These rules are tried in order:
+    An arm may name its baseline. Otherwise, the candidates are the arms without echoing or, if there are
+    none, the arms with echoing factor 1. The first rule that fits exactly one arm decides:
 
-    1. the only candidate with the same batch size and shuffle buffer;
-    2. the arm that is named ``baseline``;
-    3. the only candidate.
+    1. a candidate with the same batch size and shuffle buffer;
+    2. an arm that is named ``baseline``;
+    3. a candidate.
 
     Args:
-        arm: the arm for which a baseline is wanted.
         arms: the arms with the same target.
     """
     if arm.get("baseline"):
@@ -216,20 +195,16 @@ def baseline_of(arm: Row, arms: list[Row]) -> str | None:
 
 
 def without_target(rows: list[Row]) -> bool:
-    """Return whether the experiment has no target, in which case every run spends its whole budget."""
+    """Return whether the experiment has no target, so that every run spends its whole budget."""
     return all(row["target_value"] is None for row in rows)
 
 
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """Select the best trial (training run) of each search.
+    """Return the best trial of each search, by (arm, repeat). A search without a best trial is left out.
 
-    If there is a target, the best trial is the counted trial that reached it with the fewest fresh examples.
-    A search that missed the target has no best trial, and is left out. If there is no target, the best trial
-    is the one with the best metric at any evaluation (paper, Fig. 8). Only trials that spent their whole
-    budget are then considered.
-
-    Returns:
-        A dict from (arm, repeat), which identifies a search, to the row of the best trial.
+    With a target, the best trial is the one that reached the target with the fewest fresh examples. Without a
+    target, it is the one with the best metric at any evaluation (paper, Fig. 8), among the trials that spent
+    their whole budget.
     """
     merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
@@ -241,21 +216,18 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
 
 def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Group the rows of trials by search, that is by arm and repeat, in the order of first appearance."""
+    """Group trials by search, that is by (arm, repeat), in the order of first appearance."""
     return _grouped(rows, itemgetter("arm", "repeat"))
 
 
 def best_value(search: Iterable[Row]) -> float | None:
-    """Return the best value of the target's metric at any evaluation of any counted trial, or None."""
+    """Return the best value of the target's metric in all counted trials, or None."""
     best = min((row for row in search if row["counted"]), key=_distance, default=None)
     return None if best is None else best["best_value"]
 
 
 def counted_cost(row: Row) -> int | None:
-    """Return the number of fresh examples that a trial needed to reach the target.
-
-    The result is None if the trial missed the target or is not marked ``counted``.
-    """
+    """Return a trial's fresh examples to the target; None if it missed the target or does not count."""
     return row["to_target_fresh_examples"] if row["counted"] else None
 
 
@@ -271,12 +243,12 @@ def _distance(row: Row) -> float:
 
 
 def usual_direction(metric: str) -> str:
-    """Return whether a metric is to be minimized (``min``) or maximized (``max``), judging by its name."""
+    """Return ``min`` if a lower value of a metric is better, else ``max``, judging by its name."""
     return "min" if metric in LESS_IS_BETTER else "max"
 
 
 def cost_to_target(summary: Row) -> int | None:
-    """Return the number of fresh examples that a run needed to reach its target, or None if it missed it."""
+    """Return how many fresh examples a run needed to reach its target, or None if it missed it."""
     return (summary.get("to_target") or {}).get("fresh_examples")
 
 
@@ -286,7 +258,7 @@ def lowest(costs: Iterable[int | None]) -> int | None:
 
 
 def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group rows or curves by arm (compared configuration), in the order of first appearance."""
+    """Group rows or curves by arm, in the order of first appearance."""
     return _grouped(rows, itemgetter("arm"))
 
 
@@ -316,7 +288,7 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
 
 
 def _is_searched(key: str, rows: list[Row]) -> bool:
-    """Return whether a setting was searched. Its value then varies and does not describe the arm."""
+    """Return whether a setting was searched, so that its value varies within the arm."""
     axes = {name.rpartition(".")[2] for row in rows for name in row.get("positions") or {}}
     return key in axes or len({row.get(key) for row in rows}) > 1
 
@@ -324,8 +296,7 @@ def _is_searched(key: str, rows: list[Row]) -> bool:
 def ends(rows: list[Row]) -> list[Row]:
     """Summarize the results of each arm at the end of its budget, for an experiment without a target.
 
-    An arm is one of the compared configurations. It is tuned by one or more searches, each with several
-    trials (training runs). The results are those of the best trial of each search (see ``best_trials``).
+    The results are those of the best trial of each search (see ``best_trials``).
 
     Returns:
         One dict per arm, in order of first appearance in ``rows``. Its keys are:
@@ -334,9 +305,9 @@ def ends(rows: list[Row]) -> list[Row]:
         * ``searched``: whether the arm has searches with several trials.
         * ``runs``: the number of searches with a trial that spent its budget. ``diverged`` and ``failed``:
           the number of trials with this status.
-        * ``fresh_examples``, ``steps``, ``trained_examples``, ``final_<metric>``, ``best_value`` (the best
-          value at any evaluation), ``mean_gain`` (AdaScale's scale-invariant steps tau divided by steps) and
-          AdaScale's other estimates: each as {mean, min, max} over the runs, or null without values.
+        * ``fresh_examples``, ``steps``, ``trained_examples``, ``final_<metric>``, ``best_value``,
+          ``mean_gain`` (AdaScale's tau divided by steps) and AdaScale's other estimates: each as {mean, min,
+          max} over the runs, or null without values.
         * ``at_edge``: as in ``outcome``.
     """
     finals = [*dict.fromkeys(key for row in rows for key in row if key.startswith("final_"))]
@@ -362,22 +333,12 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
 
 
 def num_best(arm: Row) -> int:
-    """Return how many hyperparameter searches of an arm have a best trial.
-
-    With a target, these are the searches that reached it. Without a target, they are the searches in which
-    at least one trial spent its whole budget.
-
-    Args:
-        arm: a dict as returned by ``outcome`` or ``ends``.
-    """
+    """Return how many searches of an arm reached the target or, without a target, spent a budget."""
     return int(arm["reached"] if "reached" in arm else arm["runs"])
 
 
 def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
-    """Count, for each searched hyperparameter, how often its best value lies near an end of its range.
-
-    A value is near an end if it lies in the first or last 5 % of the range, on the scale of the search (for
-    example logarithmic). Many such values suggest that the range is too narrow.
+    """Count how often the best value of each hyperparameter lies in the first or last 5 % of its range.
 
     Args:
         best: the best trial of each search of one arm.

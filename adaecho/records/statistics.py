@@ -15,7 +15,7 @@ class Ratio(NamedTuple):
 
     Attributes:
         value: the ratio. It is below 1 if the first configuration is cheaper.
-        low, high: bounds of the interval; None if it cannot be computed (see ``cost_ratio``).
+        low, high: the interval; None if it cannot be computed (see ``cost_ratio``).
     """
 
     value: float
@@ -28,7 +28,7 @@ class Noise(NamedTuple):
 
     Attributes:
         error: the standard error of the difference.
-        freedom: the degrees of freedom of Student's t distribution, by the Welch-Satterthwaite equation.
+        freedom: the degrees of freedom of Student's t distribution.
     """
 
     error: float
@@ -36,22 +36,20 @@ class Noise(NamedTuple):
 
 
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Return the ratio of a configuration's geometric mean cost to its baseline's, with a 95 % interval.
-
-    The interval is Welch's t interval for the difference of the mean log costs.
+    """Return the ratio of two geometric mean costs, with a 95 % interval (Welch's t for the log costs).
 
     Args:
-        costs: the cost of each run or search of the configuration; at least one, all above 0.
-        baseline: the cost of each run or search of the baseline; at least one, all above 0.
+        costs: the cost of each run or search of a configuration; at least one, all above 0.
+        baseline: the same for its baseline.
 
     Returns:
         The ratio. It has no interval if one of the two has only one cost, or if the costs are equal within
-        each of the two. Equal costs do not mean that there is no noise. A cost is measured only at
-        evaluations, so different true costs can give the same measured cost.
+        each of the two.
     """
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))  # [searches] each
     difference = float(ours.mean() - theirs.mean())
     noise = welch_noise(ours, theirs)
+    # Equal costs do not prove that there is no noise, because costs are measured only at evaluations.
     if noise is None or noise.error == 0:
         return Ratio(math.exp(difference), None, None)
     low, high = difference_interval(difference, noise)
@@ -65,15 +63,13 @@ def welch_noise(
 ) -> Noise | None:
     """Estimate the standard error of the difference between two means by Welch's method (1947).
 
-    Welch's method allows the two samples to have different variances.
-
     Args:
-        ours, theirs: the two samples, of finite values.
-        least_variances: a lower bound for the variance of each sample. Values that were rounded may be equal
-            by chance, and their sample variance of 0 would be too small.
+        ours, theirs: the two samples, which may have different variances.
+        least_variances: a lower bound for the variance of each sample, since rounded values may be equal by
+            chance.
 
     Returns:
-        The standard error and the degrees of freedom, or None if a sample has fewer than two values.
+        None if a sample has fewer than two values.
     """
     if min(len(ours), len(theirs)) < 2:
         return None
@@ -88,7 +84,7 @@ def welch_noise(
 
 
 def difference_interval(difference: float, noise: Noise) -> tuple[float, float]:
-    """Return Student's 95 % t interval of a difference. An infinite difference gives infinite bounds."""
+    """Return Student's 95 % t interval of a difference."""
     from scipy import special  # slow to import, and training does not need it
 
     half = float(special.stdtrit(noise.freedom, (1 + _CONFIDENCE) / 2)) * noise.error

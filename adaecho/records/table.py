@@ -23,10 +23,9 @@ class Column(NamedTuple):
     """One column of the result table of a sweep.
 
     Attributes:
-        heading: the heading of the column.
         cells: the text of each cell, one per compared configuration.
-        medium: ``TERMINAL`` if the column is printed in terminals and on Markdown pages, ``PAGE`` if it is
-            printed only on Markdown pages.
+        medium: ``TERMINAL`` if the column is shown in terminals and on Markdown pages, ``PAGE`` if it is
+            shown only on Markdown pages.
     """
 
     heading: str
@@ -42,16 +41,14 @@ def as_clock(seconds: float) -> str:
 
 
 def summarize(rows: list[Row]) -> list[Row]:
-    """Return one dict per arm: the result of ``outcome``, or of ``ends`` if the experiment has no target."""
+    """Summarize each arm by ``outcome``, or by ``ends`` if the experiment has no target."""
     return ends(rows) if without_target(rows) else outcome(rows)
 
 
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
-    """Return the columns of the table that summarizes a sweep, with one row per arm (compared configuration).
+    """Return the columns of the table that summarizes a sweep, with one row per compared configuration.
 
-    If the sweep has a target, the table shows the cost to reach it. The column "fresh examples" is the mean
-    cost over the best trials of the arm's searches. The column "range" gives the lowest and the highest cost
-    of the same trials. If the arm has only one search, the range covers all trials that reached the target.
+    "fresh examples" is the mean cost to reach the target, and "range" shows the lowest and the highest cost.
     ``-`` marks a missing value, and columns without any value are left out.
 
     Args:
@@ -123,7 +120,7 @@ def _span(spread: dict[str, Any] | None, form: str) -> str:
 
 
 def ratio_interval(arm: Row) -> str:
-    """Format the 95 % confidence interval of an arm's ratio to its baseline; ``-`` if there is none."""
+    """Format the 95 % confidence interval of an arm's cost ratio; ``-`` if there is none."""
     return "-" if arm["ratio_low"] is None else f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"
 
 
@@ -135,13 +132,7 @@ def _cost_range(arm: Row, rows: list[Row]) -> str:
 
 
 def terminal_table(columns: list[Column]) -> Any:
-    """Build a table for the library ``rich``, with the columns that fit into a terminal.
-
-    Columns that contain only zeros are left out.
-
-    Args:
-        columns: the result of ``end_of_sweep``, whose first column contains the names of the arms.
-    """
+    """Build a table for the library ``rich``, with the columns that fit into a terminal."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")

@@ -45,7 +45,7 @@ ENDED = FINISHED | {Status.FAILED}  # the run is over; if it failed, a new attem
 
 
 def table_text(rows: list[Row]) -> str:
-    """Format rows as the table that the module describes. A value that a row lacks becomes null."""
+    """Format rows as the table that the module describes. Missing values become null."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     same = {
@@ -60,7 +60,7 @@ def table_text(rows: list[Row]) -> str:
 
 
 def read_rows(path: Path) -> Any:
-    """Read the rows of trials from a JSON file, either the compact table or a plain list of rows."""
+    """Read the rows of trials, from the compact table or from a plain list of rows."""
     table = read_json(path)
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table

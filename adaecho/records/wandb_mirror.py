@@ -1,8 +1,7 @@
 """Copy the records of a run, or of a sweep and its trials, to Weights & Biases (W&B) in a separate process.
 
-The training command starts the process ``python -m adaecho.records.wandb_mirror FOLDER ...``. Each run folder
-becomes one run in W&B. If the run is resumed, its W&B run continues. In mode online, evaluations are sent as
-soon as they are recorded. In mode offline, a run is written to disk when it has ended.
+Each run folder becomes one run in W&B. In mode online, evaluations are sent as soon as they are recorded. In
+mode offline, a run is written to disk when it has ended.
 """
 
 import os
@@ -35,7 +34,6 @@ def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
     """Mirror a folder to W&B while the ``with`` block runs. If W&B fails, only a warning is printed.
 
     Args:
-        tracking: the settings ``tracking.*``, such as project and mode.
         folder: the folder of a run, or of a sweep that already contains its ``design.json``.
     """
     if tracking.kind == "none":
@@ -87,7 +85,7 @@ class Mirror:
         )
 
     def send(self) -> None:
-        """Send new evaluations to W&B. The number of fresh examples serves as W&B's step."""
+        """Send new evaluations to W&B, with the number of fresh examples as W&B's step."""
         lines = RunFolder(self._folder).read_metrics()
         for line in lines[self._sent :]:
             # A resumed run repeats evaluations that W&B already has.
@@ -123,7 +121,7 @@ def _has_news(folder: Path) -> bool:
 
 
 def _follow(root: Path, where: dict[str, Any]) -> None:
-    """Mirror a run or sweep until the training command ends and sends a line to standard input."""
+    """Mirror a run or sweep until the training command ends."""
     mirrors: dict[Path, Mirror] = {}
     ended = False
     while not ended:
@@ -140,7 +138,7 @@ def _follow(root: Path, where: dict[str, Any]) -> None:
 
 
 def main(folder: str, mode: str, project: str, entity: str | None = None) -> None:
-    """Mirror a folder. The first error ends the mirroring with a single warning."""
+    """Mirror a folder. The first error ends the mirroring with a warning."""
     os.nice(10)
     try:
         _follow(Path(folder), {"mode": mode, "project": project, "entity": entity})

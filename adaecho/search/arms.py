@@ -46,9 +46,9 @@ class SweepOverrides:
     """The command-line overrides of a sweep, sorted by kind.
 
     Attributes:
-        fixed: the overrides with a single value, which apply to all arms (compared configurations).
-        choices: the alternatives of each comma list. Each combination of alternatives is an arm.
-        intervals: the intervals to search, by config key.
+        fixed: the overrides with a single value.
+        choices: the alternatives of each comma list, for example ``("echo.factor=2", "echo.factor=4")``.
+        intervals: the ranges to search, by config key.
     """
 
     fixed: tuple[str, ...]
@@ -57,10 +57,7 @@ class SweepOverrides:
 
 
 def parse_overrides(arguments: Sequence[str], config_loader: ConfigLoader | None = None) -> SweepOverrides:
-    """Parse command-line overrides and sort them by kind.
-
-    Hydra's ``choice``, ``range`` and ``glob`` are treated like comma lists.
-    """
+    """Sort command-line overrides into fixed values, alternatives and ranges."""
     fixed, choices, intervals = [], [], {}
     for override in OverridesParser.create(config_loader).parse_overrides(list(arguments)):
         key = override.get_key_element()
@@ -89,20 +86,12 @@ def composer(config_loader: ConfigLoader, master: DictConfig) -> Compose:
 def build_arms(
     typed: SweepOverrides, named: dict[str, list[str]], compose: Compose
 ) -> tuple[list[Arm], list[str]]:
-    """Return the distinct arms of a sweep (the configurations to compare), and messages on skipped ones.
+    """Return the configurations that a sweep compares, and messages on invalid combinations of values.
 
-    Each combination of one value from every comma list with one entry of ``search.arms`` is an arm. Some
-    combinations may be invalid, such as ``echo=none`` with ``echo.factor=2``. An invalid combination is
-    skipped if each of its values also occurs in a valid combination. Otherwise, one of its values is probably
-    a mistake, and an error is raised.
-
-    Args:
-        typed: the overrides on the command line.
-        named: the overrides of each arm in ``search.arms``.
-        compose: a function returned by ``composer``.
+    Invalid combinations are skipped, such as ``echo=none`` with ``echo.factor=2``.
 
     Raises:
-        ConfigError: an arm is invalid, or arms are not comparable.
+        ConfigError: a value occurs only in invalid combinations, or the configurations are not comparable.
     """
     arms: dict[int, Arm] = {}
     possible: set[str] = set()
@@ -179,18 +168,13 @@ def _check_comparable(arms: Sequence[Arm]) -> None:
 def parse_axis(
     key: str, text: str | IntervalSweep, factor: Any = 1, options: type[TaskConfig] = TaskConfig
 ) -> Axis:
-    """Parse the range in which a search varies one config key.
+    """Parse the range of a searched config key, for example ``tag(log, interval(0.01, 1))``.
 
     Args:
         key: the dotted config key.
-        text: ``interval(low, high)``, optionally with tags, as text or already parsed by Hydra. With the tag
-            ``log``, log(x) is uniformly distributed. With ``reverse_log``, log(1 - x) is. With
-            ``times_factor``, both bounds are multiplied by ``factor``.
+        text: the range, as text or already parsed by Hydra. The module explains the tags.
         factor: the value of ``echo.factor``.
-        options: the dataclass of the task's options, which defines the types of the keys ``task.*``.
-
-    Raises:
-        ConfigError: the key cannot be searched, or the interval is invalid.
+        options: the dataclass that defines the types of the keys ``task.*``.
     """
     where = f"search.axes: {key}: {text}"
     sweep: Any = text

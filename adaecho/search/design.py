@@ -26,11 +26,8 @@ class Axis:
     """The range in which a search varies one config key.
 
     Attributes:
-        key: the dotted config key.
-        low, high: the smallest and the largest value.
-        scale: the scale on which values x are uniformly distributed: ``linear``; ``log``, where log(x) is
-            uniform; or ``reverse_log``, where log(1 - x) is uniform, for example for momentum.
-        integer: whether values are rounded, because the key has type int.
+        scale: ``linear``, ``log`` (log(x) is uniform) or ``reverse_log`` (log(1 - x) is uniform).
+        integer: whether values are rounded to integers.
     """
 
     key: str
@@ -40,7 +37,7 @@ class Axis:
     integer: bool = False
 
     def value(self, u: float) -> float | int:
-        """Return the value at position ``u`` of the range, where 0 is the low end and 1 is the high end."""
+        """Return the value at position ``u`` of the range, from 0 (low) to 1 (high)."""
         if self.scale == "log":
             value = self.low * (self.high / self.low) ** u
         elif self.scale == "reverse_log":
@@ -51,7 +48,7 @@ class Axis:
         return round(value) if self.integer else float(value)
 
     def position(self, value: float) -> float:
-        """Return the position of a value in the range, from 0 to 1. This is the inverse of ``value(u)``."""
+        """Return the position of a value in the range, from 0 (low) to 1 (high)."""
         low, middle, high = self.low, value, self.high
         if self.scale != "linear":
             shift = self.scale == "reverse_log"
@@ -59,7 +56,7 @@ class Axis:
         return (middle - low) / (high - low)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the axis for ``design.json``, without its key."""
+        """Return the range as a dict, without its key."""
         return {"low": self.low, "high": self.high, "scale": self.scale, "integer": self.integer}
 
 
@@ -69,7 +66,6 @@ class Arm:
 
     Attributes:
         name: the name of the arm, and of its folder in the folder of the sweep.
-        overrides: the overrides from which the config was composed.
         config: the composed config as plain dicts. Each trial replaces the values of the searched keys.
         axes: the ranges to search; empty if the arm is not tuned.
     """
@@ -80,18 +76,14 @@ class Arm:
     axes: tuple[Axis, ...] = ()
 
     def at(self, point: dict[str, Any]) -> dict[str, Any]:
-        """Return the config of the arm with some values replaced, given as ``{dotted key: value}``."""
+        """Return the config with some values replaced, given as ``{dotted key: value}``."""
         config = self.config
         for key, value in point.items():
             config = with_value(config, key, value)
         return config
 
     def content(self) -> dict[str, Any]:
-        """Return the data from which the random seed for the arm's hyperparameter values is computed.
-
-        The data consist of the config and the search ranges. Settings that must not change which values are
-        tried are left out: the run's seed, the hardware settings, the data path and the searched values.
-        """
+        """Return the settings and the ranges that determine which hyperparameter values are tried."""
         kept = {key: value for key, value in identity(self.config).items() if key not in _NOT_CONTENT}
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
         for axis in self.axes:
@@ -100,10 +92,7 @@ class Arm:
         return {"config": digest_form(kept), "axes": axes}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict that identifies the arm. Two arms with equal dicts are the same arm.
-
-        The dict contains the config values that affect results, the budgets and the search ranges.
-        """
+        """Return a dict that identifies the arm: settings that affect results, budgets and ranges."""
         budgets = {key: self.config.get(key) for key in BUDGETS}
         axes = {axis.key: axis.to_dict() for axis in self.axes}
         return {"config": {**identity(self.config), **budgets}, "axes": axes}
@@ -113,7 +102,7 @@ class Arm:
 class TrialId:
     """The identifier of a trial (training run) in a sweep.
 
-    ``str(trial_id)`` is ``<arm>/<repeat>/<index>``, which is the trial's run folder in the sweep's folder.
+    ``str(trial_id)`` is ``<arm>/<repeat>/<index>``, the trial's folder in the folder of the sweep.
     """
 
     arm: str
@@ -129,13 +118,12 @@ class Design:
     """The design of a sweep: its arms (compared configurations) and the settings of their searches.
 
     Attributes:
-        arms: the arms to compare.
         seed: the value of ``search.seed``.
-        trials: the number of non-divergent trials per search.
+        trials: the number of trials per search, not counting diverged trials.
         repeats: the number of independent searches per arm.
-        max_diverged: the maximum number of diverged trials per search that are replaced by further points.
+        max_diverged: the maximum number of diverged trials that a search replaces.
         prune: whether to stop a trial that can no longer be the best of its search.
-        experiment: the name of the experiment, or "" if there is none.
+        experiment: the name of the experiment; "" if there is none.
     """
 
     arms: tuple[Arm, ...]
@@ -148,7 +136,7 @@ class Design:
     _cache: dict[tuple[str, int], list[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def points(self, arm: Arm, repeat: int, count: int) -> list[list[float | int]]:
-        """Return the first ``count`` or more points of a search, each as a list with one value per axis."""
+        """Return the first ``count`` or more points of a search, each with one value per range."""
         found = self._cache.get((arm.name, repeat), [])
         if len(found) < count and arm.axes:
             seed = stable_hash(self.seed, arm.content(), repeat)
@@ -194,13 +182,9 @@ class Design:
         return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
     def differences(self, recorded: "Design") -> list[str]:
-        """List the differences from a recorded design that make it impossible to continue its sweep.
+        """Return one line for each difference from a recorded design that prevents continuing its sweep.
 
-        The arms, their search ranges and the seed must be the same. The numbers of trials, of repeats and of
-        replacements for diverged trials may be larger.
-
-        Returns:
-            One line of text for each difference.
+        More trials and more repeats are allowed.
         """
         lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (
@@ -217,8 +201,8 @@ class Design:
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
     """Return the first points of a scrambled Sobol sequence in [0, 1)^dimensions.
 
-    The number of points is ``count``, rounded up to a power of two. With the same seed, a longer sequence
-    begins with the points of a shorter one.
+    The number of points is ``count``, rounded up to a power of two. A longer sequence begins with the same
+    points.
     """
     from scipy.stats import qmc  # imported here because it is slow, and workers usually do not need it
 
@@ -229,26 +213,18 @@ def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
 
 
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:
-    """Return the random seed of a trial (training run), in [0, 2^31).
-
-    The seed is the same for all compared configurations, so that their trials can be compared in pairs.
-
-    Args:
-        search_seed: the value of ``search.seed``.
-        repeat: the number of the search for the configuration, from 0.
-        index: the number of the trial within its search, from 0.
-    """
+    """Return the seed of a trial, in [0, 2^31). All compared configurations use the same seeds."""
     return stable_hash(search_seed, repeat, index) % 2**31
 
 
 def stable_hash(*parts: Any) -> int:
-    """Return a 64-bit hash of plain values that is the same in every process, unlike Python's ``hash``."""
+    """Return a 64-bit hash of plain values that is the same in every process."""
     digest = hashlib.sha256(json.dumps(_canonical(parts), sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def _canonical(value: Any) -> Any:
-    """Convert whole floats to integers, so that echo.factor=2 and echo.factor=2.0 have the same hash."""
+    """Convert whole floats to integers, so that factors 2 and 2.0 have the same hash."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -263,11 +239,7 @@ def with_value(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def read_design(folder: Path) -> Design:
-    """Read the design from the folder of a sweep.
-
-    Raises:
-        FolderError: the folder contains no ``design.json``.
-    """
+    """Read the design from the folder of a sweep."""
     path = folder / "design.json"
     if not path.exists():
         raise FolderError(
@@ -280,7 +252,7 @@ def record_design(design: Design, folder: Path) -> None:
     """Write ``design.json``, from which workers read the trials to run.
 
     Raises:
-        FolderError: the folder contains a different design. Only added trials and repeats are allowed.
+        FolderError: the folder contains a sweep that this design cannot continue.
     """
     path = folder / "design.json"
     lines = design.differences(read_design(folder)) if path.exists() else []

@@ -38,9 +38,7 @@ def run_here(worker: Worker, number: int, threads: int, look: Callable[[], int])
     """Run worker processes on this machine until no trial is left, and restart workers that die.
 
     Args:
-        worker: the worker to run in each process.
-        number: the number of processes. Process n writes its output to ``workers/worker-<n>.log`` in the
-            folder of the sweep.
+        number: the number of processes.
         threads: the number of threads that each process may use for linear algebra.
         look: a function that is called about twice per second and returns the number of ended trials.
 
@@ -130,16 +128,10 @@ def _end_with_launcher() -> None:
 
 
 def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) -> int:
-    """Submit as many more Slurm jobs as the remaining trials need, and return the number of submitted jobs.
+    """Submit the Slurm jobs that are still needed, and return their number.
 
     Args:
-        folder: the folder of the sweep.
-        worker: the worker to run in each job.
-        settings: the settings of the jobs.
         missing: the number of trials that remain to be run.
-
-    Raises:
-        WorkerError: sbatch or squeue failed.
     """
     wanted = min(settings.array_parallelism, -(-missing // settings.trials_per_job))
     lacking = max(0, wanted - live_jobs(folder))
@@ -158,7 +150,7 @@ def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) 
 
 
 def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
-    """Return the parameters of a job in the form that submitit expects."""
+    """Return the settings of a job in the form that submitit expects."""
     given = asdict(settings)
     of_slurm = ("partition", "account", "qos", "setup", "array_parallelism", "signal_delay_s")
     job = {key: given[key] for key in ("timeout_min", "cpus_per_task", "mem_gb", "gpus_per_node")}
@@ -174,7 +166,7 @@ def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
 
 
 def watch(folder: Path, look: Callable[[], int]) -> None:
-    """Wait until no job of a sweep is queued or running. Call ``look`` regularly to show progress."""
+    """Wait until no job of a sweep is left. Call ``look`` regularly to show progress."""
     live = 1
     while live:
         time.sleep(POLL_S)
@@ -184,7 +176,7 @@ def watch(folder: Path, look: Callable[[], int]) -> None:
 
 
 def job_name(folder: Path) -> str:
-    """Return the name that all jobs of a sweep share, by which squeue finds them."""
+    """Return the name that all jobs of a sweep share."""
     return f"adaecho-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:10]}"
 
 

@@ -1,8 +1,7 @@
 """Report the progress and the results of a sweep, from its run folders.
 
-While the sweep runs, ``Progress`` prints a line for each trial that has ended. At the end, ``write_outcome``
-prints a table of the compared configurations. It also writes the results, figures and Optuna studies to the
-folder of the sweep.
+``Progress`` prints a line for each trial that has ended. ``write_outcome`` prints a table of the compared
+configurations, and writes results, figures and Optuna studies.
 """
 
 import json
@@ -42,7 +41,7 @@ class Progress:
         self._ended = {trial: status for trial in state.wanted() if (status := state.status(trial)) in ENDED}
 
     def __call__(self) -> int:
-        """Read the run folders, print the progress, and return the number of trials that have ended."""
+        """Print the progress, and return the number of trials that have ended."""
         self._state.refresh()
         trials = self._state.wanted()
         for trial in trials:
@@ -79,12 +78,12 @@ def headline(state: SweepState) -> list[str]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural, such as ``1 arm`` or ``2 arms``."""
+    """Return a number with its noun, such as ``1 arm`` or ``2 arms``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def write_outcome(state: SweepState) -> None:
-    """Print the results of a sweep, and write ``trials.json``, ``outcome.json``, Optuna studies, figures."""
+    """Print the results of a sweep, and write tables, Optuna studies and figures to its folder."""
     state.refresh()
     rows, arms = show_outcome(state)
     write_json(state.folder / "trials.json", rows)
@@ -95,12 +94,10 @@ def write_outcome(state: SweepState) -> None:
 
 
 def show_outcome(state: SweepState) -> tuple[list[Row], list[Row]]:
-    """Print the results of a sweep as a table, with a caption and warnings. The sweep may still be running.
-
-    The table has one row per arm (compared configuration).
+    """Print the results of a sweep, which may still be running.
 
     Returns:
-        One row for each trial that has begun, and one dict per arm (see ``records.outcome``).
+        One row for each trial that has begun, and one dict for each compared configuration.
     """
     rows = trial_rows(state)
     arms = summarize(rows)
@@ -113,7 +110,7 @@ def show_outcome(state: SweepState) -> tuple[list[Row], list[Row]]:
 
 
 def trial_rows(state: SweepState) -> list[Row]:
-    """Return one row (see ``records.outcome``) for each trial that has begun, in the order of the design."""
+    """Return one row for each trial that has begun (see ``records.outcome``)."""
     rows = []
     for search in state.searches.values():
         counts, left = search.counted(), len(search.missing())
@@ -133,11 +130,7 @@ def trial_rows(state: SweepState) -> list[Row]:
 
 
 def draw(folder: Path, rows: list[Row]) -> list[str]:
-    """Draw one figure for each task and metric in the folder of the sweep.
-
-    Returns:
-        Lines of text that name the figures, or explain why there are none.
-    """
+    """Draw one figure for each task and metric, and return messages with their paths."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         of = [row["task"], row["target_metric"], *["ends"] * (row["target_value"] is None)]
@@ -156,7 +149,7 @@ def draw(folder: Path, rows: list[Row]) -> list[str]:
 
 
 def missed(rows: list[Row]) -> list[str]:
-    """Return a message with a remedy if trials have ended but none reached the target, else an empty list."""
+    """Explain what to do if trials have ended but none reached the target."""
     ended = [row for row in rows if row["status"] in FINISHED and row["target_value"] is not None]
     if not ended or any(row["to_target_fresh_examples"] is not None for row in rows):
         return []
@@ -170,11 +163,7 @@ def missed(rows: list[Row]) -> list[str]:
 
 
 def remarks(state: SweepState) -> list[str]:
-    """Return one message for each problem that makes the results incomplete or incomparable.
-
-    Two kinds of problems are reported. The data files may have changed between trials. A search may be
-    incomplete because trials failed or because too many trials diverged.
-    """
+    """Return one message for each problem that makes the results incomplete or incomparable."""
     lines = []
     files: dict[str, set[str]] = {arm.name: set() for arm in state.design.arms}  # digests of their names
     for search in state.searches.values():
@@ -204,10 +193,7 @@ def unfinished(state: SweepState) -> list[str]:
 
 
 def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
-    """Return a warning for each hyperparameter whose best value lies near an end of its range.
-
-    There is one warning per arm (compared configuration) and hyperparameter.
-    """
+    """Return a warning for each hyperparameter whose best value lies near an end of its range."""
     axes = {arm.name: arm.axes for arm in design.arms}
     return [
         f"warning: {arm['arm']}: in {outer} of {num_best(arm)} searches the best {axis.key} lies in the "
@@ -234,9 +220,7 @@ class _Lines:
 def export(folder: Path, design: Design, rows: list[Row]) -> None:
     """Export each search as an Optuna study, for tools such as optuna-dashboard.
 
-    The studies are named ``<arm>/<repeat>`` and written to ``optuna.journal``. The objective is the number of
-    fresh examples to the target, or infinity if the target was missed. Diverged and failed trials have
-    Optuna's state FAIL. Unfinished trials are enqueued.
+    The objective is the number of fresh examples to the target, or infinity if the target was missed.
     """
     import optuna
 

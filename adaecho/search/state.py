@@ -14,16 +14,12 @@ from adaecho.search.design import Arm, Design, TrialId
 
 @dataclass
 class Search:
-    """One quasi-random hyperparameter search, which tunes one arm (compared configuration).
-
-    The search is complete when ``trials`` trials have ended without diverging. Up to ``max_diverged``
-    diverged trials are replaced by further trials. A failed trial has to be run again.
+    """One hyperparameter search, which tunes one arm (compared configuration).
 
     Attributes:
-        arm: the arm that is tuned.
         repeat: the number of the search within the arm.
-        trials: the required number of non-divergent trials.
-        max_diverged: the maximum number of diverged trials that are replaced.
+        trials: the required number of trials, not counting diverged trials.
+        max_diverged: the maximum number of diverged trials that are replaced by further trials.
         summaries: the last known summary of each trial that has begun, by its index.
     """
 
@@ -34,7 +30,7 @@ class Search:
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def status(self, index: int) -> str | None:
-        """Return the status of the trial with this index, or None if it has not begun."""
+        """Return the status of a trial, or None if it has not begun."""
         return self.summaries.get(index, {}).get("status")
 
     def wanted(self) -> range:
@@ -46,14 +42,11 @@ class Search:
         return range(wanted)
 
     def missing(self) -> list[int]:
-        """Return the indices of the trials that remain to be run, including those that have failed."""
+        """Return the indices of the trials that remain to be run, including failed trials."""
         return [index for index in self.wanted() if self.status(index) not in FINISHED]
 
     def counted(self) -> set[int]:
-        """Return the indices of the trials that count in the results of the search.
-
-        Diverged trials never count. The first ``trials`` of the other trials count once they have finished.
-        """
+        """Return the indices of the needed trials that have finished without diverging."""
         places = (index for index in self.wanted() if self.status(index) != Status.DIVERGED)
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
 
@@ -106,19 +99,12 @@ class SweepState:
         return sorted(trials, key=lambda trial: (trial.repeat, trial.index, arms[trial.arm]))
 
     def missing(self) -> list[TrialId]:
-        """Return the trials that remain to be run, including those that have failed."""
+        """Return the trials that remain to be run, including failed trials."""
         return [trial for trial in self.wanted() if self.status(trial) not in FINISHED]
 
 
 def cannot_win(folder: Path, fresh_examples: int) -> bool:
-    """Return whether another trial of the same search has reached the target with fewer fresh examples.
-
-    With ``search.prune=true``, the trainer then stops the trial, because it can no longer be the best.
-
-    Args:
-        folder: the run folder of the trial.
-        fresh_examples: the number of fresh examples that the trial has read so far.
-    """
+    """Return whether another trial of the same search reached the target with fewer fresh examples."""
     others = folder.resolve().parent.glob("*/summary.json")
     best = lowest(cost_to_target(read_json(path)) for path in others if path.parent.name.isdigit())
     return best is not None and fresh_examples > best

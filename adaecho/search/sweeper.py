@@ -34,15 +34,14 @@ from adaecho.search.worker import ATTEMPTS, Worker
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
-    """Run all trials of a sweep that have not been run yet, and write the results.
+    """Run the trials of a sweep that have not been run yet, and write the results.
 
     Args:
         config: the config of the sweep, including Hydra's own settings.
-        config_loader: Hydra's config loader, with which the configs of the arms are composed.
+        config_loader: Hydra's config loader.
         arguments: the overrides on the command line.
 
     Raises:
-        UserError: the sweep cannot be run.
         SystemExit: a search is incomplete at the end; the exit code is 1.
     """
     HydraConfig.instance().set_config(config)  # needed to resolve ${hydra:...}
@@ -71,11 +70,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 
 def run(state: SweepState, config: DictConfig) -> bool:
-    """Run the remaining trials on this machine, or submit them as Slurm jobs.
-
-    Returns:
-        Whether the trials have ended. False means that Slurm jobs were submitted and are still running.
-    """
+    """Run the remaining trials. Return False if Slurm still runs them, otherwise True."""
     missing, look = len(state.missing()), Progress(state)
     worker = Worker(str(state.folder.resolve()))
     if config.hydra.runtime.choices["hydra/launcher"] != "slurm":
@@ -95,13 +90,10 @@ def run(state: SweepState, config: DictConfig) -> bool:
 
 
 def sweep_folder(config: DictConfig, design: Design) -> Path:
-    """Return the folder of a sweep: ``hydra.sweep.dir``, or a subfolder named by a hash of the design.
-
-    There is no subfolder if the user has set ``hydra.sweep.dir`` or if the sweep is an experiment.
-    """
+    """Return the folder of a sweep. By default, its name is a hash of the design."""
     folder = Path(config.hydra.sweep.dir)
     chosen = any(str(one).startswith("hydra.sweep.dir=") for one in config.hydra.overrides.hydra)
-    if chosen or design.experiment:
+    if chosen or design.experiment:  # an experiment has one fixed folder
         return folder
     arms = {arm.name: arm.to_dict() for arm in design.arms}
     return folder / f"{stable_hash(arms, design.seed, design.prune):016x}"[:10]
@@ -110,12 +102,7 @@ def sweep_folder(config: DictConfig, design: Design) -> Path:
 def build_design(
     config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]
 ) -> tuple[Design, list[str]]:
-    """Build the design of a sweep (configurations to compare and trials to run) from the command line.
-
-    Returns:
-        The design, and messages to print. For example, a message names each combination of command-line
-        values that is skipped because it is invalid.
-    """
+    """Build the design of a sweep from the command line, and return messages to print."""
     plain, typed = to_plain(config), parse_overrides(arguments, config_loader)
     search = SearchConfig(**plain["search"])
     arms, notes = build_arms(typed, search.arms, composer(config_loader, config))
@@ -129,7 +116,7 @@ def build_design(
 
 
 def next_steps(config: DictConfig, folder: Path) -> list[str]:
-    """Return lines with commands that the user may want to run after the sweep."""
+    """Return commands that the user may want to run after the sweep."""
     typed = shlex.join(["python", "-m", "adaecho.run", *sys.argv[1:]])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
     lines = [f"to save the tables in results/, from which `make figures` draws: {collect}"]

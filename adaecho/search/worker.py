@@ -47,9 +47,8 @@ class Worker:
 
     Attributes:
         folder: the folder of the sweep.
-        ranks: the number of tasks in a Slurm job, which train each trial together. Rank 0 chooses the trials.
-        runner: the function that trains a trial. The default is ``run_trial``; another function must accept
-            the same arguments.
+        ranks: the number of tasks in a Slurm job, which train each trial together.
+        runner: the function that trains a trial; None for ``run_trial``.
     """
 
     folder: str
@@ -60,15 +59,13 @@ class Worker:
         """Run the remaining trials of the sweep, until none is left.
 
         Args:
-            number: the index of this worker, starting at 0.
+            number: a different number for each worker, which chooses its GPU and its first trial.
 
         Returns:
             The message of an error that only the user can fix, or None.
 
         Raises:
-            RankError: another rank (process) of the same Slurm job failed. The trial can be tried at most
-                ``MAX_ATTEMPTS`` times, and this counts as one attempt. The next Slurm job then resumes the
-                trial.
+            RankError: another rank (process) of the same Slurm job failed. The next job resumes the trial.
             SystemExit: a signal ended the worker.
         """
         try:
@@ -85,10 +82,7 @@ class Worker:
         return None
 
     def checkpoint(self, number: int) -> Any:
-        """Return the job that submitit submits after a time-out or preemption, which runs this worker again.
-
-        submitit calls this method by its name.
-        """
+        """Called by submitit: return the job that runs this worker again after a time-out."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
@@ -111,7 +105,7 @@ class Worker:
             yield ranks
 
     def _work(self, number: int, ranks: Any) -> str | None:
-        """Run the trials that rank 0 chooses. Return the name of the signal that ended the work, or None."""
+        """Run the remaining trials. Return the name of the signal that ended the work, or None."""
         run = self.runner
         if run is None:
             import torch
@@ -171,11 +165,7 @@ def _train(
     """Train one trial, and return the name of the signal that ended it, or None.
 
     Args:
-        run: ``run_trial``, or a function with the same arguments.
-        folder: the run folder of the trial.
-        config: the config of the trial as plain dicts.
-        overrides: the overrides that produce the config.
-        reraise: whether an unexpected error ends the worker. Otherwise the error is only printed.
+        reraise: whether to raise an unexpected error. Otherwise the error is only printed.
     """
     name, log = "/".join(folder.parts[-3:]), folder / ATTEMPTS
     prune = partial(cannot_win, folder) if config["search"]["prune"] else None
@@ -229,7 +219,7 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 
 
 def _begin(log: Path) -> None:
-    """Record that an attempt to run a trial begins. Call this after locking the run folder."""
+    """Record that an attempt to run a trial begins. The run folder must be locked."""
     # Another worker may have started an attempt since _claim.
     if _attempts(log) >= MAX_ATTEMPTS:
         raise FolderInUseError(f"{log.parent}: another worker has started the last attempt")

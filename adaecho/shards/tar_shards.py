@@ -76,12 +76,10 @@ class TarShards:
 
 
 class TarPass:
-    """Iterator over one epoch of ``TarShards``, which can start where an earlier iterator stopped.
+    """Iterator over one epoch of ``TarShards``, from the start or a saved position.
 
     Args:
-        source: the shards, with the epoch that has been set.
-        position: the ``position`` of the earlier iterator, a list of integers. An empty sequence means the
-            start of the epoch.
+        position: ``position`` of an earlier iterator; empty for the start of the epoch.
     """
 
     def __init__(self, source: TarShards, position: Sequence[int]) -> None:
@@ -103,9 +101,8 @@ class TarPass:
     def position(self) -> list[int]:
         """The position of the next example, from which ``TarShards.iterate_from`` can continue.
 
-        The list contains the index of the next archive to open and the number of examples read so far. Then
-        two numbers follow for each open archive: its index, and the byte offset of its next example. Archives
-        are indexed in the order of the epoch.
+        The list contains the index of the next archive to open and the number of examples read. Then two
+        numbers follow for each open archive: its index, and the byte offset of its next example.
         """
         return [self._following, self._count, *(n for one in self._within for n in (one.number, one.byte))]
 
@@ -147,7 +144,7 @@ class _Archive:
 
     Attributes:
         number: index of the archive in the order of the epoch.
-        byte: byte offset of the next example in the archive.
+        byte: byte offset of the next example.
     """
 
     def __init__(self, url: str, number: int, byte: int = 0) -> None:
@@ -239,13 +236,7 @@ class _Archive:
 
 
 def shard_urls(shards: Names) -> list[str]:
-    """Return a list of all urls and paths that the patterns in ``shards`` describe.
-
-    ``TarShards`` explains the patterns.
-
-    Raises:
-        ValueError: there are no shards, or a pattern matches no file.
-    """
+    """Return all urls and paths that ``shards`` describes; raise ValueError if a pattern matches no file."""
     urls = list[str]()
     for one in [shards] if isinstance(shards, str | os.PathLike) else shards:
         for url in _numbered(str(one)):

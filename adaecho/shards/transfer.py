@@ -19,8 +19,7 @@ _FINAL_CODES = {*range(400, 500)} - {408, 429}  # http statuses that are not ret
 class Transfer:
     """A file or url that is read sequentially, starting at any byte.
 
-    If a connection breaks, or the server answers with status 5xx, 408 or 429, reading is retried. The delays
-    between the attempts grow from 0.5 to 16 seconds.
+    After a broken connection, or status 5xx, 408 or 429, reading is retried up to six times.
 
     Attributes:
         name: the url without secrets.
@@ -35,8 +34,7 @@ class Transfer:
         """Return the next bytes, at most 256 KiB, or empty bytes at the end of the file.
 
         Raises:
-            ConnectionError: a url cannot be read, even after retries. The message names the url, the byte
-                offset and the cause.
+            ConnectionError: a url cannot be read, even after retries.
             OSError: a local file cannot be read.
         """
         for attempt, delay_s in enumerate((*_DELAYS_S, 0.0), start=1):

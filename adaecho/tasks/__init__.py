@@ -16,7 +16,7 @@ def build_task(config: Config) -> "Task":
 
     Raises:
         ConfigError: there is no such task, or the task does not report the metric ``target.metric``.
-        DataError: the data is missing, empty, corrupt or in the wrong format.
+        DataError: the data cannot be used.
     """
     from adaecho.datasets.storage import digest_of_files
 

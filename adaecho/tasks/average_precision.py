@@ -29,10 +29,8 @@ class AveragePrecision:
         per_category: whether to report the average precision (AP) at IoU 0.5 for each category too.
 
     Attributes:
-        metrics: the names of the reported metrics, with the direction "max". mAP is the mean over the IoU
-            thresholds 0.5, 0.55, ..., 0.95, while mAP_50 and mAP_75 use a single threshold. Small objects
-            have up to 32**2 pixels, medium objects up to 96**2. If the split contains no object of a size or
-            category, its metric is left out.
+        metrics: the names of the reported metrics, with the direction "max". A metric of an object size or
+            category that does not occur is left out.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class AveragePrecision:
         }
 
     def measure(self, found: Sequence[Found]) -> dict[str, float]:
-        """Return the metrics as fractions, computed over the images that ``found`` contains."""
+        """Return the metrics as fractions, computed over the images in ``found``."""
         values = self._evaluate(as_results(found), [row for row, _ in found])
         return {name: max(values[name], 0.0) for name in self.metrics}
 

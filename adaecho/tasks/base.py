@@ -30,23 +30,20 @@ CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
-    """Return ``{CLASS_NAMES: a hash of the ordered class names}``, or an empty dict without class names."""
+    """Return ``{CLASS_NAMES: a hash of the ordered class names}``; empty without class names."""
     text = "\n".join(names).encode(errors="surrogatepass")
     return {CLASS_NAMES: hashlib.sha256(text).hexdigest()[:16]} if names else {}
 
 
 def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Check that class labels or token numbers mean the same now as when the model was trained.
-
-    Otherwise, the outputs of the model would be interpreted wrongly. The check compares hashes of the class
-    names and of the tokenizer.
+    """Check that the data has the same class names or tokenizer as the training data of a model.
 
     Args:
         of_run: the facts about the data with which the run was trained.
         facts: the facts about the present data.
 
     Raises:
-        DataError: the class names or the tokenizer have changed since the training.
+        DataError: they differ, so labels or token numbers have another meaning.
     """
     for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "token numbers")):
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
@@ -90,31 +87,29 @@ class Task:
         augment: ``augment(example, rng)`` returns the augmented example, with random numbers from ``rng``. A
             vectorized augmentation also has a method ``augment.block(examples, keys)``.
         augment_parts: two functions (once, each_time) that together do the same as ``augment``. With
-            ``echo.split_augmentation=true``, examples are echoed between the two. None if the task has no
-            such functions.
+            ``echo.split_augmentation=true``, examples are echoed between the two.
         collate: combines a list of examples to a batch; None for ``EchoLoader``'s default.
         build_model: returns a newly initialized model. The caller seeds torch's global generator.
-        loss: ``loss(model, batch)`` returns the sum of the losses and the sum of their weights. With sums,
-            the mean over micro-batches is exact even if their numbers of tokens or boxes differ.
+        loss: ``loss(model, batch)`` returns the sum of the losses and the sum of their weights. The trainer
+            adds up both over all micro-batches and ranks, and divides the two totals.
         evaluate: ``evaluate(model, split, device=...)`` returns the metrics over a whole split. The model is
             in eval mode and on that device. If the function has a parameter ``ranks`` (see
-            ``adaecho.ranks``), each rank may evaluate only its share of the split; otherwise each rank
-            evaluates the whole split. The metrics that the first rank returns are recorded.
+            ``adaecho.ranks``), each rank may evaluate only its share of the split. The metrics that the first
+            rank returns are recorded.
         has_test_split: whether there is a test split. It is evaluated once, at the end of a run.
         weight: ``weight(batch)`` returns the weight that ``loss`` will return, without calling the model.
-            If it is None, the trainer must keep the graphs of all micro-batches in memory until it knows the
-            total weight. Return a plain number if the weight depends only on the batch size, and is thus
-            equal on all ranks; return a tensor if the weight depends on the contents of the batch.
-        num_examples: the number of examples in one epoch, which schedules in epochs need. None for the
-            length of ``source``.
+            This function saves memory if a step has several micro-batches. It returns a plain number if the
+            weight depends only on the batch size, and a tensor if it depends on the contents of the batch.
+        num_examples: the number of examples in one epoch, which schedules in epochs need. None for the length
+            of ``source``.
         skipped_examples: the number of bad examples that ``build`` skipped.
-        files: the paths of the files of all splits, or the urls of tar shards. A checkpoint stores a digest
-            of their names and sizes, and a run cannot be resumed if the digest has changed.
+        files: the paths of the files of all splits, or the urls of tar shards. A run cannot be resumed if
+            their names or sizes have changed.
         fingerprint: other facts that must not change when a run is resumed, for example the digest of a
             tokenizer.
         facts: facts about the data to record in ``summary.json``.
         at_end: ``at_end(model, device)`` returns further entries for the summary of a finished run, for
-            example a sample of generated text. Entries cannot replace those that the summary already has.
+            example a sample of generated text.
         pictures: ``pictures(model, number, device)`` returns at most ``number`` images with the predictions
             of a model in eval mode. For classifiers, these are only images with wrong predictions.
     """
@@ -149,7 +144,7 @@ class Task:
 
     @property
     def epoch_examples(self) -> int | None:
-        """The number of examples in one epoch; None if neither ``num_examples`` nor the source gives it."""
+        """The number of examples in one epoch; None if it is unknown."""
         if self.num_examples is not None:
             return self.num_examples
         source = self.source
@@ -161,11 +156,7 @@ class Task:
         return None
 
     def checked(self, metrics: Any) -> Metrics:
-        """Check that ``evaluate`` has returned all metrics, and return them as plain numbers.
-
-        Raises:
-            ConfigError: a metric is missing, or ``metrics`` is not a dict.
-        """
+        """Check that ``evaluate`` has returned all metrics, and return them as plain numbers."""
         if not isinstance(metrics, Mapping) or self.metrics.keys() - metrics.keys():
             raise ConfigError(
                 f"task {self.name}: evaluate returned {metrics!r:.200}, expected {{metric: number}} with "

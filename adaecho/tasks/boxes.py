@@ -166,10 +166,7 @@ def turn_hue(image: Image, shift: float) -> Image:
 
 
 def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], antialias: bool) -> Image:
-    """Cut a window out of an image and resize it to size x size pixels.
-
-    Pixels outside the image get the color ``fill``.
-    """
+    """Cut a window out of an image, resize it, and fill the parts outside the image with a color."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = window
     left, top, right, bottom = max(int(x1), 0), max(int(y1), 0), min(round(x2), width), min(round(y2), height)
@@ -190,10 +187,11 @@ def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], ant
 def boxes_in(
     window: Window, boxes: Boxes, labels: NDArray[np.int64], size: int
 ) -> tuple[Boxes, NDArray[np.int64]]:
-    """Select the boxes whose center lies in a window, and clip them to it.
+    """Select the boxes whose center lies in a window, and clip them to the window.
 
     Returns:
-        The boxes, in pixels of the window after it has been resized to size x size pixels, and their labels.
+        The boxes, in pixels after the window has been resized to ``size`` x ``size`` pixels, and their
+        labels.
     """
     x1, y1, x2, y2 = window
     kept = _centers_in(window, boxes)
@@ -204,7 +202,7 @@ def boxes_in(
 
 
 def flipped(boxes: Boxes, width: float) -> Boxes:
-    """Return the boxes after their image, which is ``width`` pixels wide, has been flipped left to right."""
+    """Return the boxes after their image, ``width`` pixels wide, has been flipped left to right."""
     x1, y1, x2, y2 = boxes.T
     return np.stack([width - x2, y1, width - x1, y2], axis=1)
 
@@ -216,7 +214,7 @@ def _centers_in(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
 
 
 def _holds(window: Window, boxes: Boxes, least: float) -> bool:
-    """Return whether a window contains the center of a box and has an IoU of at least ``least`` with it."""
+    """Return whether a window contains the center of a box with an IoU of at least ``least``."""
     boxes = boxes[_centers_in(window, boxes)]
     if not len(boxes):
         return False

@@ -30,12 +30,7 @@ STD = (62.99, 62.09, 66.70)
 
 
 def build(config: Config, options: Options) -> Task:
-    """Build the task. Training images are kept in memory, or streamed if ``data.path`` contains tar shards.
-
-    Raises:
-        DataError: the data at ``data.path`` is missing, empty, corrupt, unreachable or in the wrong format.
-        ConfigError: a key is set that does not apply to the kind of data at ``data.path``.
-    """
+    """Build the task. Images are kept in memory, or streamed if ``data.path`` contains tar shards."""
     path = config.data.path
     is_sharded = path is not None and (".tar" in path or any(Path(path).expanduser().glob("train*.tar")))
     data = _streamed(config, options) if is_sharded else _in_memory(config, options)
@@ -118,11 +113,7 @@ def _streamed(config: Config, options: Options) -> dict[str, Any]:
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
-    """Decode an example of a shard to ``image``, uint8 [32, 32, 3], and ``label`` (see ``DecodeLabelled``).
-
-    Raises:
-        ExampleError: the image is missing, corrupt or not 32x32 pixels, or the label is not one of 0 to 9.
-    """
+    """Decode an example to ``image``, uint8 [32, 32, 3], and ``label`` (see ``DecodeLabelled``)."""
     decoded = DecodeLabelled(storage.NUM_CLASSES)(example)
     height, width, _ = decoded["image"].shape
     if (height, width) != (storage.SIDE, storage.SIDE):

@@ -39,16 +39,7 @@ _VALIDATION_GLYPHS = 360
 
 
 def build(config: Config, options: Options) -> Task:
-    """Build the object detection task coco or scenes, depending on the class of ``options``.
-
-    Task coco reads images from disk during training. Task scenes generates images of handwritten digits.
-
-    Raises:
-        ConfigError: ``task.ghost_size``, the batch size of ghost batch norm, does not divide the micro-batch
-            size. For task scenes: ``data.path`` is set, or ``data.validation_examples`` is not set.
-        DataError: for task coco, ``data.path`` is not a folder in COCO's format, or has more bad examples
-            than allowed. For task scenes, scikit-learn's file of digits is missing.
-    """
+    """Build the task coco or scenes, depending on the class of ``options``."""
     options.check_batches(config)
     if isinstance(options, CocoOptions):
         build_ssd, validation, others = _coco(config, options)
@@ -121,8 +112,8 @@ def _scenes(config: Config, options: ScenesOptions) -> Parts:
 class Detector(nn.Module):
     """The detector SSD, with a first layer that normalizes pixels.
 
-    It maps images, uint8 [N, S, S, 3], to class logits [N, A, C], offsets from the A default boxes [N, A, 4],
-    and these default boxes [A, 4]. C is the number of classes including the background.
+    It maps N images, uint8 [N, S, S, 3], to three tensors: class logits [N, A, C], box offsets [N, A, 4], and
+    the default boxes [A, 4]. A is the number of default boxes, and C counts the background too.
     """
 
     def __init__(self, ssd: SSD, *, channels_last: bool) -> None:
@@ -135,10 +126,7 @@ class Detector(nn.Module):
 
 
 def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
-    """Return SSD's multibox loss, summed over a batch, and the weight by which the trainer divides it.
-
-    The weight is the number of default boxes that match a true box, but at least 1.
-    """
+    """Return SSD's multibox loss, summed over a batch, and the number of matched default boxes."""
     logits, codes, default_boxes = model(batch["image"])
     loss, positives = multibox_loss(logits, codes, batch["boxes"], batch["labels"], default_boxes)
     # A batch without boxes must not cause a division by zero.
@@ -147,11 +135,7 @@ def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
 
 @about_one_example()
 def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
-    """Decode an example to a dict of ``image``, uint8 [H, W, 3], ``boxes`` and ``labels``.
-
-    Raises:
-        ExampleError: the image is corrupt, or its size differs from the size in the annotations.
-    """
+    """Decode an example to a dict of ``image``, uint8 [H, W, 3], ``boxes`` and ``labels``."""
     height, width = example["size"]
     image = decode_image(example["image"], turned=False)  # COCO's boxes refer to the stored image
     if image.shape[:2] != (height, width):
@@ -172,9 +156,7 @@ class Validation:
 
     Args:
         images: the images and their true boxes, as ``DetectionImages`` or ``Scenes``.
-        decode: a function that decodes an example.
         image_size: the side of the model's input, in pixels.
-        config: the config of the run.
         per_category: whether to report the average precision for each category too.
     """
 

@@ -25,12 +25,7 @@ MODELS = {"conv": small_conv, "mlp": small_mlp}
 
 
 def build(config: Config, options: Options) -> Task:
-    """Build the task. Its model maps N images, uint8 [N, 8, 8, 1], to logits [N, 10].
-
-    Raises:
-        ConfigError: ``data.path`` is set.
-        DataError: scikit-learn's file of digits is missing, or the validation split leaves no example.
-    """
+    """Build the task. Its model maps N images, uint8 [N, 8, 8, 1], to logits [N, 10]."""
     if config.data.path is not None:
         raise ConfigError(f"data.path={config.data.path}: task digits has embedded images; set it to null")
     source, validation = train_validation_split(
@@ -55,11 +50,7 @@ def build(config: Config, options: Options) -> Task:
 
 
 def read_digits() -> Images:
-    """Read all images, uint8 [1797, 8, 8, 1], and their labels, int64 [1797].
-
-    Raises:
-        DataError: scikit-learn or its file of digits is missing.
-    """
+    """Read all images, uint8 [1797, 8, 8, 1], and their labels, int64 [1797]."""
     # The file is read directly, because importing scikit-learn takes longer than a hundred training steps.
     package = find_spec("sklearn")
     if package is None or package.origin is None:

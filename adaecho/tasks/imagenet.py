@@ -29,12 +29,7 @@ from adaecho.transforms.small_images import PadCropFlip
 
 
 def build(config: Config, options: Options) -> Task:
-    """Build the task. Images are read from storage when they are needed.
-
-    Raises:
-        ConfigError: timm has no model ``task.model``, or ``task.ghost_size`` does not divide the batch.
-        DataError: ``data.path`` contains no labelled images, or the number of classes is unknown.
-    """
+    """Build the task. Images are read from storage when they are needed."""
     options.check_batches(config)
     path = config.data.path
     if path is None:
@@ -93,11 +88,7 @@ def build(config: Config, options: Options) -> Task:
 
 
 def _split(config: Config, train: LabelledImages, validation: LabelledImages | None) -> tuple[Any, Any]:
-    """Return the training images and the validation images, as two sources of examples.
-
-    If ``evaluate.max_examples`` limits the validation images, they are selected at random. From tar shards,
-    the first images are used instead.
-    """
+    """Return the training images and at most ``evaluate.max_examples`` validation images."""
     path, most = str(config.data.path), config.evaluate.max_examples
     number, seed = config.data.validation_examples, config.data.split_seed
     if isinstance(train.source, TarShards):
@@ -122,7 +113,7 @@ def _split(config: Config, train: LabelledImages, validation: LabelledImages | N
 
 
 class _FirstOfShards:
-    """The first examples of tar shards in their stored order. Each evaluation reads them again."""
+    """The first examples of tar shards in stored order. Each evaluation reads them again."""
 
     def __init__(self, urls: list[str], most: int | None) -> None:
         self._shards, self._most = TarShards(urls, shuffle=False), most

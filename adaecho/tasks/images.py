@@ -36,12 +36,7 @@ _FIELDS = ("jpg", "jpeg", "png", "webp")  # file extensions of images in tar sha
 class DecodeLabelled:
     """A ``decode`` function for labelled images, from tar shards as well as from files and tables.
 
-    It returns a dict of ``image``, uint8 [H, W, 3], and ``label``, int64. In examples from tar shards, the
-    keys are the file extensions, such as ``jpg`` and ``cls``.
-
-    Attributes:
-        num_classes: number of classes. Labels are 0 to ``num_classes`` - 1.
-        decode: function that decodes the image.
+    It returns a dict of ``image``, uint8 [H, W, 3], and ``label``, int64 from 0 to ``num_classes`` - 1.
     """
 
     num_classes: int
@@ -74,11 +69,8 @@ def classifier(
 ) -> Task:
     """Build a task that trains an image classifier with the cross-entropy loss.
 
-    The task reports accuracy and cross entropy. Its pictures are images that the model classifies wrongly.
-
     Args:
-        predictions: ``predictions(model, split, device, ranks)`` yields images, labels and logits, batch by
-            batch.
+        predictions: a function that yields images, labels and logits, batch by batch.
         label_smoothing: the label smoothing of the training loss.
         names: the names of the classes.
         others: all other fields of ``Task``, such as ``name``, ``source`` and ``build_model``.
@@ -104,7 +96,7 @@ def classifier(
 
 
 def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:
-    """Return the cross entropy of a batch, summed over images, in nats, and the number of images."""
+    """Return the cross entropy of a batch in nats, summed over images, and the number of images."""
     labels = batch["label"]
     total = functional.cross_entropy(
         model(batch["image"]).float(), labels, reduction="sum", label_smoothing=label_smoothing
@@ -113,12 +105,7 @@ def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) 
 
 
 def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> Predictions:
-    """Return a function that yields the predictions of a model, for ``classifier``, from images in memory.
-
-    Args:
-        read: returns the images and labels of a split.
-        batch_size: the number of images in a batch.
-    """
+    """Return a function that yields a model's predictions for images in memory, batch by batch."""
 
     def predictions(
         model: nn.Module, split: Split, device: torch.device, ranks: DistributedContext
@@ -134,7 +121,7 @@ def predictions_in_memory(read: Callable[[Split], Images], batch_size: int) -> P
 
 
 def mistakes(predictions: Iterable[Prediction], names: Sequence[str] = ()) -> Iterator[Picture]:
-    """Yield the images with wrong predictions. Their titles give the predicted and the true class."""
+    """Yield the images with wrong predictions, titled with the predicted and the true class."""
 
     def name(label: int) -> str:
         return names[label] if label < len(names) else str(label)  # the model may have more classes
@@ -152,7 +139,6 @@ def classification_metrics(
 
     Args:
         predictions: images, labels and logits for this rank's share of the split.
-        ranks: the ranks (processes) among which the split is divided. Their results are combined.
     """
     number = 0
     # The sums stay on the device until the end, because reading them would wait for the device.
@@ -169,12 +155,9 @@ def classification_metrics(
 class EvaluationBatches:
     """A reader of validation examples, which reads them from storage in each evaluation.
 
-    Up to ``data.max_bad_examples`` examples that cannot be decoded are skipped; more cause an error.
-
     Args:
         source: the examples. ``source[row]`` returns one, and ``source.origin(row)`` its name for messages.
         prepare: a function that decodes and resizes one example.
-        config: the config of the run.
     """
 
     def __init__(self, source: Any, prepare: Callable[[Any], Any], config: Config) -> None:
@@ -185,12 +168,8 @@ class EvaluationBatches:
     def read(self, rows: Iterable[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
         """Yield batches, each as a list of indices into the source and a list of prepared examples.
 
-        Args:
-            rows: the indices of the examples to read.
-
         Raises:
-            DataError: there are more bad examples than allowed. It is raised after the last batch, so that
-                the message can list all of them.
+            DataError: there are more bad examples than allowed. It is raised after the last batch.
         """
 
         def attempt(row: Any) -> tuple[Any, Any, str]:

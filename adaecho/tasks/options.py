@@ -1,7 +1,7 @@
 """The options ``task.*`` of the built-in tasks.
 
-This file does not import torch, because the parent process of a sweep composes and checks configs without it,
-which saves seconds. The ``Options`` of a user's own task are defined in the module of that task.
+This file does not import torch, because the parent process of a sweep checks configs without it, which saves
+seconds.
 """
 
 from dataclasses import dataclass
@@ -103,10 +103,7 @@ class TextOptions(CheckedOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the text data (see ``TaskConfig.size_of``).
-
-        The number of examples is estimated from the number of bytes of all documents.
-        """
+        """Return the size of the text data, with an estimated number of examples."""
         from adaecho.datasets.documents import find_documents
 
         documents = find_documents(path, column=plain["column"], lines=plain["sample_by"] == "line")
@@ -192,7 +189,7 @@ class ImagenetOptions(GhostOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the number of images (see ``TaskConfig.size_of``), without decoding them."""
+        """Return the number of images, without decoding them."""
         from adaecho.datasets.labelled_images import find_both
 
         train, validation = find_both(path, plain["validation_path"])
@@ -217,10 +214,7 @@ class CocoOptions(GhostOptions):
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:
-        """Return the number of images (see ``TaskConfig.size_of``).
-
-        By default, only images with boxes count as training images.
-        """
+        """Return the number of images. By default, only images with boxes are training examples."""
         from adaecho.datasets.coco import read_both
         from adaecho.datasets.storage import BadExampleBudget
 
@@ -244,9 +238,8 @@ class ScenesOptions(GhostOptions):
 class SmallTextOptions(TextOptions):
     """The options of task small_text, a small Transformer.
 
-    By default it is trained on the source code of Python's standard library. This code differs between Python
-    versions, so results of different versions must not be compared. The record of a run contains a sha256
-    digest of the data.
+    By default it is trained on the source code of Python's standard library, which differs between Python
+    versions. Do not compare results of different versions.
     """
 
     layers: int = 2
@@ -260,9 +253,8 @@ class SmallTextOptions(TextOptions):
 class Lm1bOptions(TextOptions):
     """The options of task lm1b, a language model of single sentences (Chelba et al. 2014).
 
-    The target in the paper's Table 1 is 3.9 nats per token. Each example is one padded sentence, because the
-    paper trains for less than one epoch. With these examples, 20,000 steps with batch size 1,024 are 0.68
-    epochs of the 30.3 million sentences. With packed blocks of 128 tokens, they would be about 3 epochs.
+    The target in the paper's Table 1 is 3.9 nats per token. Each example is one padded sentence, so that
+    20,000 steps with batch size 1,024 are less than one epoch, as in the paper.
     """
 
     packing: str = "sentence"
@@ -277,8 +269,7 @@ class Lm1bOptions(TextOptions):
 class CommonCrawlOptions(TextOptions):
     """The options of task common_crawl, whose target in the paper's Table 1 is 3.9 nats per token.
 
-    Documents are streamed, because the paper's data of 6.7 TB does not fit in memory. Each document is cut
-    into many examples. The tokenizer is trained on the first documents and then cached.
+    Documents are streamed, because the paper's data of 6.7 TB does not fit in memory.
     """
 
     packing: str = "document"  # the only choice: each document is cut into blocks, and the last is padded

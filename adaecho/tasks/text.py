@@ -27,12 +27,7 @@ _SAMPLE_TOKENS = 48
 
 
 def build(config: Config, options: TextOptions) -> Task:
-    """Build the task. An example is an array of ``task.block_size`` + 1 tokens.
-
-    Raises:
-        DataError: the text is missing or too short, or it has more bad documents than allowed.
-        ConfigError: the text is too short for a tokenizer with ``task.vocab_size`` subwords.
-    """
+    """Build the task. An example is an array of ``task.block_size`` + 1 tokens."""
     if config.data.path is None and options.needs:
         raise DataError(f"data.path=null: {options.name} needs {options.needs}")
     if config.echo.variant == "example_after_augmentation":
@@ -63,7 +58,7 @@ def build(config: Config, options: TextOptions) -> Task:
 
 
 def _cached(config: Config, options: TextOptions, documents: Documents) -> dict[str, Any]:
-    """Return the data of the tasks small_text and lm1b, whose text is tokenized once and then cached."""
+    """Return the data of small_text and lm1b, whose text is tokenized once and then cached."""
     packing = Packing(options.packing, options.block_size, options.vocab_size)
     found = tokenized(documents, packing, config.data)
     validation, skipped = found.validation[: config.evaluate.max_examples], found.meta["skipped"]
@@ -82,7 +77,7 @@ def _cached(config: Config, options: TextOptions, documents: Documents) -> dict[
 
 
 def _streamed(config: Config, options: CommonCrawlOptions, documents: Documents) -> dict[str, Any]:
-    """Return the data of the task common_crawl, whose documents are streamed to save memory."""
+    """Return the data of common_crawl, whose documents are streamed to save memory."""
     refuse_number(config.data.validation_examples, "a stream")
     if documents.held_out is None:
         raise DataError(f"data.path={config.data.path}: needs files named validation, or such a split")
@@ -118,7 +113,7 @@ def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAn
 
 
 def weight(batch: Batch) -> torch.Tensor:
-    """Return the weight that ``loss`` returns: the number of predicted tokens, not counting PAD."""
+    """Return the number of predicted tokens, not counting PAD."""
     return _inputs_and_targets(batch["tokens"])[1].ne(PAD).sum()
 
 
@@ -131,12 +126,11 @@ def _inputs_and_targets(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int) -> Any:
     """Build the function ``evaluate(model, split, device=..., ranks=...)`` of a language modeling task.
 
-    It returns ``{"cross_entropy": value}``, the mean cross entropy in nats per predicted token. The mean is
-    taken over the validation examples of all ranks.
+    It returns the mean cross entropy in nats per predicted token.
 
     Args:
         validation: a function that returns the validation examples, as an array or as a new iterator.
-        batch_size: the number of examples in a batch, which does not affect the result.
+        batch_size: the number of examples in a batch.
     """
 
     def evaluate(
@@ -160,8 +154,7 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
 def entropies(examples: NDArray[Any]) -> dict[str, float]:
     """Return the unigram and the bigram entropy of token sequences, in nats per predicted token.
 
-    They are reference values for the cross entropy of a language model: a perfect unigram or bigram model
-    would reach them. With few examples, the bigram entropy is too low.
+    A perfect unigram or bigram model would reach these cross entropies.
     """
     pairs = np.stack([examples[:, :-1].ravel(), examples[:, 1:].ravel()]).astype(np.int64)
     pairs = pairs[:, pairs[1] != PAD]

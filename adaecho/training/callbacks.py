@@ -14,15 +14,8 @@ HOOKS = ("on_evaluation", "on_end")
 class Callbacks:
     """The callbacks of one run, in the order of ``config.callbacks``.
 
-    Each entry of ``config.callbacks`` names a module with a function ``build(config, folder)`` that returns
-    the callback. An error in a callback ends the run. A callback must not use the global random generators.
-
-    Args:
-        config: the run's config.
-        folder: the run's folder.
-
-    Raises:
-        ConfigError: ``build`` returned an object that has none of the methods in ``HOOKS``.
+    Each entry names a module with a function ``build(config, folder)`` that returns the callback. An error in
+    a callback ends the run. A callback must not use the global random generators.
     """
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -39,7 +32,7 @@ class Callbacks:
         """Call ``on_evaluation(metrics, fresh_examples, steps)`` of each callback.
 
         Args:
-            line: the record of the evaluation, as written to metrics.jsonl.
+            line: a line of metrics.jsonl.
         """
         metrics = {key: value for key, value in line.items() if key not in ("fresh_examples", "steps")}
         self._call("on_evaluation", metrics, line["fresh_examples"], line["steps"])

@@ -11,11 +11,7 @@ from adaecho.records.folder import RunFolder
 
 
 def save(run: RunFolder, state: dict[str, Any]) -> None:
-    """Write a checkpoint that replaces the run's previous one.
-
-    Raises:
-        FolderError: the write failed; the previous checkpoint is unchanged.
-    """
+    """Write a checkpoint. If writing fails, the previous checkpoint is unchanged."""
     # Write to memory first, because torch.save to a file hides the reason if writing fails.
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -23,7 +19,7 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
 
 
 def load(run: RunFolder) -> dict[str, Any] | None:
-    """Return the state in a run's checkpoint, with tensors on the CPU, or None if there is no checkpoint."""
+    """Return the state in a run's checkpoint, with tensors on the CPU, or None without a checkpoint."""
     exists = run.checkpoint.exists()
     return torch.load(run.checkpoint, map_location="cpu", weights_only=True) if exists else None
 
@@ -36,7 +32,7 @@ def seed_generators(seed: int) -> None:
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of the global random generators as tensors, numbers and tuples."""
+    """Return the states of the global random generators."""
     name, key, *more = np.random.get_state()  # key: uint32 [624]
     return {
         "cpu": torch.get_rng_state(),
@@ -47,7 +43,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any], device: torch.device) -> None:
-    """Restore the states of the global random generators from a result of ``rng_state``."""
+    """Restore the states that ``rng_state`` returned."""
     torch.set_rng_state(state["cpu"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -18,11 +18,7 @@ from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
-    """Return the configured device. ``device=auto`` selects a GPU if one is available, one per rank.
-
-    Raises:
-        ConfigError: no GPU is available for ``device=cuda``, or a host has fewer GPUs than ranks.
-    """
+    """Return the configured device. ``device=auto`` selects a GPU if one is available, one per rank."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no GPU is available; use device=cpu or device=auto")
     if config.device == "cpu" or not torch.cuda.is_available():
@@ -62,7 +58,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished its queued work, so that a timer can include this work."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -85,7 +81,7 @@ def measure(
     precision: str,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Evaluate a model on a split, and return the metrics of rank 0. The model is left in eval mode."""
+    """Evaluate a model on a split, and leave it in eval mode. All ranks return the metrics of rank 0."""
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
     with autocast(device, precision), torch.inference_mode():
@@ -95,11 +91,11 @@ def measure(
 
 @dataclass
 class Clocks:
-    """The timers of a run, in seconds. When a run is resumed, they continue from their previous values.
+    """The timers of a run, in seconds. A resumed run continues them.
 
     Attributes:
-        train_time_s: time of training steps and of waiting for their batches, including the time in which the
-            buffer is first filled, but without evaluation, checkpoints and compilation.
+        train_time_s: time of training steps and of waiting for batches, without evaluation, checkpoints and
+            compilation.
         eval_time_s: time of evaluation.
     """
 
@@ -129,7 +125,7 @@ class Clocks:
 
     @contextmanager
     def evaluating(self, device: torch.device) -> Iterator[None]:
-        """Count the time of the ``with`` block as evaluation time instead of training time."""
+        """Count the time of the ``with`` block as evaluation time."""
         with self.uncounted(device):
             begin = time.perf_counter()
             yield

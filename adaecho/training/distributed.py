@@ -17,11 +17,7 @@ from adaecho.training.device import autocast
 
 
 def share_of(config: Config, world_size: int) -> Config:
-    """Return the config of a single rank, with the rank's share of the batch size and of the shuffle buffer.
-
-    Raises:
-        ConfigError: the batch cannot be split evenly over the ranks and their micro-batches.
-    """
+    """Return the config of one rank, with its share of the batch size and of the shuffle buffer."""
     if world_size == 1:
         return config
     passes = num_passes(config)
@@ -40,7 +36,7 @@ def num_passes(config: Config) -> int:
 
 
 def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.device) -> nn.Module:
-    """Wrap the model so that its gradients are averaged over ranks. Its buffers are not synchronized."""
+    """Wrap the model so that its gradients, but not its buffers, are averaged over ranks."""
     if ranks.is_alone:
         return model
     gpus = [device.index] if device.type == "cuda" else None
@@ -52,13 +48,7 @@ def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.devi
 
 
 class MeanLoss:
-    """The mean loss of a step over all micro-batches of all ranks, with its gradient.
-
-    Args:
-        task: defines the loss.
-        model: the model of this rank.
-        ranks, device, precision: those of the run.
-    """
+    """The mean loss of a step over all micro-batches of all ranks, with its gradient."""
 
     def __init__(
         self, task: Task, model: nn.Module, ranks: DistributedContext, device: torch.device, precision: str
@@ -67,13 +57,12 @@ class MeanLoss:
         self._model = synchronized(model, ranks, device)
 
     def backward(self, micro_batches: list[Batch]) -> torch.Tensor:
-        """Compute the gradient of the mean loss over all micro-batches of all ranks.
+        """Compute the gradient of the weighted mean loss over all micro-batches of all ranks.
 
-        The mean is weighted: the sum of all losses is divided by the sum of all weights. A weight is, for
-        example, the number of unmasked tokens or of boxes in a micro-batch.
+        A weight is, for example, the number of unmasked tokens in a micro-batch.
 
         Returns:
-            The part of the mean loss that comes from this rank. The sum over all ranks is the mean loss.
+            This rank's part of the mean loss. The parts of all ranks add up to the mean loss.
         """
         weight = self._task.weight
         if weight is None:
@@ -96,7 +85,7 @@ class MeanLoss:
         return self._ranks.sum(total) if isinstance(total, torch.Tensor) else total * self._ranks.world_size
 
     def _synchronizing(self, last: bool) -> AbstractContextManager[object]:
-        """Return a context in which gradients are averaged over ranks only after the last micro-batch."""
+        """Return a context that averages gradients over ranks only after the last micro-batch."""
         if last or not isinstance(self._model, DistributedDataParallel):
             return nullcontext()
         return self._model.no_sync()
@@ -116,7 +105,7 @@ class MeanLoss:
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, ranks: DistributedContext) -> None:
-    """Average the running means and variances of batch norm over all ranks, before an evaluation."""
+    """Average the running means and variances of batch norm over all ranks."""
     found = [
         getattr(module, name, None) for module in model.modules() for name in ("running_mean", "running_var")
     ]

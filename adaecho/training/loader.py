@@ -17,14 +17,7 @@ _ECHO_KEYS = ("factor", "shuffle_buffer", "batch_shuffle_buffer", "max_factor")
 
 
 def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of ``EchoLoader`` that define how examples are read, augmented and batched.
-
-    The arguments that define how often and where examples are repeated (echoed) are not included.
-
-    Raises:
-        ConfigError: ``echo.split_augmentation`` is set, but the task does not define ``augment_parts``, the
-            two parts of its augmentation.
-    """
+    """Return the arguments of ``EchoLoader`` for reading, augmenting and batching, but not for echoing."""
     if config.echo.split_augmentation and task.augment_parts is None:
         raise ConfigError(
             f"echo.split_augmentation=true: task {task.name} has no augment_parts; use digits, cifar10 or "
@@ -49,13 +42,7 @@ def make_loader(
 
     Args:
         config: the config of this rank, as returned by ``distributed.share_of``.
-        task: the workload.
-        device: the device on which batches are delivered.
-        ranks: the ranks that share the examples. With ``echo.factor=auto``, all ranks use the same factor. It
-            follows the mean over ranks of R, the ratio of loading time to step time.
-
-    Raises:
-        ConfigError: a setting is invalid, for example a shuffle buffer that does not fit into the RAM.
+        ranks: with ``echo.factor=auto``, all of them use the same echoing factor.
     """
     try:
         loader = EchoLoader(

@@ -28,9 +28,7 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
     """Build the configured optimizer, and wrap it in AdaScale if that is enabled.
 
     Args:
-        config: the run's config.
         model: the model, already on its device.
-        world_size: number of ranks over which gradients are averaged.
     """
     given = config.optimizer
     groups = parameter_groups(model, given.weight_decay, all_decay=given.decay_norms_and_biases)
@@ -65,11 +63,7 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the optimizer's state from a checkpoint, but keep the settings of the current config.
-
-    Raises:
-        ValueError: the parameter groups differ.
-    """
+    """Load the optimizer's state from a checkpoint, but keep the settings of the current config."""
     groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
     # The saved groups also contain AdaScale's numbers, which the optimizer's own groups lack.
     kept = [{**saved, **own, "params": saved["params"]} for saved, own in groups]
@@ -77,7 +71,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups. Learning rates that are tensors are changed in place."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -89,13 +83,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) 
     """Split the model's trainable parameters into groups with and without weight decay.
 
     Args:
-        model: the model.
-        weight_decay: the weight decay.
-        all_decay: whether all parameters decay. Otherwise, parameters with at most one dimension do not
-            decay. These are the biases and the parameters of norms.
-
-    Raises:
-        ConfigError: no parameter of the model is trainable.
+        all_decay: whether biases and the parameters of norms decay too.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -112,10 +100,9 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
     """Return an exponential moving average (EMA) of the model's weights and buffers, in eval mode.
 
     Call ``update_parameters`` of the result after each step. It computes
-    ``average = decay * average + (1 - decay) * weights``. The average starts from the weights after the first
-    step.
+    ``average = decay * average + (1 - decay) * weights``, starting from the weights after the first step.
 
-    Source: B. Polyak and A. Juditsky 1992; computed by torch's ``AveragedModel``.
+    Source: B. Polyak and A. Juditsky 1992.
     """
     follow: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
@@ -124,17 +111,13 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
 
 
 def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
-    """Split a batch into ``count`` micro-batches.
-
-    Micro-batch k contains the examples k, k + count, k + 2 count, and so on, with k from 0.
+    """Split a batch into ``count`` micro-batches, of which the first has the examples 0, count, 2 count, ...
 
     Args:
         batch: tensors with examples along the first axis, and lists with one item for each example.
-        count: number of micro-batches; if it is 1, the batch is returned unchanged.
-        num_examples: number of examples in the batch.
 
     Raises:
-        ConfigError: the first axis of a tensor, or a list, does not have ``num_examples`` items.
+        ConfigError: a tensor or list does not have ``num_examples`` items.
     """
     # Adjacent copies of an echoed example go to different micro-batches, so AdaScale's gain reflects that
     # their gradients are similar.
@@ -142,7 +125,7 @@ def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
 
 
 def _every(batch: Any, first: int, count: int, num_examples: int) -> Any:
-    """Return the examples ``first``, ``first + count``, ``first + 2 count`` and so on of a batch."""
+    """Return every ``count``-th example of a batch, starting with ``first``."""
 
     def part(leaf: Any) -> Any:
         if not isinstance(leaf, list) and not (isinstance(leaf, torch.Tensor) and leaf.dim()):

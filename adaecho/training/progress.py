@@ -23,16 +23,13 @@ class Progress:
 
     Attributes:
         fresh_examples: number of examples that all ranks together have used, without counting repeats.
-        steps: number of completed optimizer steps.
         evaluations: number of lines in metrics.jsonl.
-        factor_changes: with ``echo.factor=auto``, the number of factor changes that these lines contain.
-        next_evaluation: number of fresh examples after which the next evaluation is due, a multiple of
-            ``evaluate.every_fresh_examples``.
-        fresh_scale_invariant_steps: AdaScale's tau in fresh batches: the sum of each step's gain divided by
-            the echoing factor at that step.
+        factor_changes: number of changes of the echoing factor that these lines contain.
+        next_evaluation: number of fresh examples after which the next evaluation is due.
+        fresh_scale_invariant_steps: sum of each step's AdaScale gain divided by its echoing factor.
         best: the best evaluation so far by the target's metric, with its costs.
         met_in_a_row: number of consecutive evaluations, up to the last one, that met the target.
-        to_target: the cost at the evaluation with which the run reached its target; None before.
+        to_target: the cost at the evaluation that reached the target; None before.
     """
 
     fresh_examples: int = 0
@@ -52,7 +49,7 @@ def is_better(direction: Direction, value: float, other: float) -> bool:
 
 
 def meets(direction: Direction, value: float, target: float | None) -> bool:
-    """Return whether a value meets the target: ``>=`` if higher is better, ``<=`` if lower is better."""
+    """Return whether a value is at least as good as the target; False without a target."""
     if target is None:
         return False
     return value >= target if direction == "max" else value <= target
@@ -61,10 +58,9 @@ def meets(direction: Direction, value: float, target: float | None) -> bool:
 def is_at_chance(
     config: Config, direction: Direction, best: dict[str, Any] | None, fresh_examples: int
 ) -> bool:
-    """Return whether a run is still no better than random guessing, although it had enough data to improve.
+    """Return whether a run is still no better than random guessing (``target.chance_level``).
 
-    The result is False as long as the run has used less than ``target.chance_share`` of its budget of fresh
-    examples. Afterwards, it is True if the best evaluation so far is not better than ``target.chance_level``.
+    The result is False until the run has used ``target.chance_share`` of its budget of fresh examples.
     """
     target, budget = config.target, config.max_fresh_examples
     if target.chance_level is None or budget is None or fresh_examples < target.chance_share * budget:
@@ -73,14 +69,10 @@ def is_at_chance(
 
 
 def budget_spent(config: Config, steps: int, next_fresh_examples: float, train_time_s: float) -> bool:
-    """Return whether the run must stop now, because one more step would exceed one of its budgets.
+    """Return whether one more step would exceed a budget of the run.
 
     Args:
-        config: has the budgets of steps, fresh examples and training time; None means no limit.
-        steps: number of completed optimizer steps.
-        next_fresh_examples: number of fresh examples that the run will have used after the next batch,
-            without counting repeats.
-        train_time_s: training time so far, in seconds.
+        next_fresh_examples: number of fresh examples that the run will have used after the next batch.
     """
     return (
         (config.max_steps is not None and steps >= config.max_steps)
@@ -92,7 +84,7 @@ def budget_spent(config: Config, steps: int, next_fresh_examples: float, train_t
 def is_finished(summary: dict[str, Any], config: Config) -> bool:
     """Return whether a recorded run needs no more training.
 
-    A run that has spent its budgets is not finished if the budgets in ``config`` are different.
+    A run that has spent its budgets can continue if the budgets in ``config`` are different.
     """
     if summary["status"] == Status.BUDGET_SPENT:
         return bool(summary.get("budgets") == {key: getattr(config, key) for key in BUDGETS})
@@ -112,9 +104,8 @@ class ProgressLog:
         """Start the timer, and announce a resumed run or a long wait before the first step.
 
         Args:
-            steps: number of steps that a resumed run has already completed; 0 for a new run.
-            examples_to_fill: number of examples that are read to fill the shuffle buffer before the first
-                step.
+            steps: number of steps that a resumed run has completed; 0 for a new run.
+            examples_to_fill: number of examples that are read before the first step.
         """
         if steps:
             print_line(f"continuing at step {steps:,}")
@@ -124,7 +115,7 @@ class ProgressLog:
         self._next_line_s = self._begin_s + self._pause_s
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        """Store the target's metric from an evaluation, so that the next progress lines show it."""
+        """Store the target's metric, so that the next progress lines show it."""
         metric = self._config.target.metric
         self._metric = f", {metric} {line[metric]:.4f}"
 

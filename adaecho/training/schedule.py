@@ -10,22 +10,19 @@ class Schedule:
     """A learning-rate schedule with an optional linear warm-up.
 
     * ``constant``: the learning rate is always ``peak``.
-    * ``linear_decay``: the learning rate decays linearly from ``peak`` to ``peak / decay_factor`` over the
-      decay's duration, and then stays constant (paper, footnote 6).
+    * ``linear_decay``: the learning rate decays linearly from ``peak`` to ``peak / decay_factor``, and then
+      stays constant (paper, footnote 6).
     * ``cosine``: the learning rate decays between the same values along half a cosine wave (I. Loshchilov and
       F. Hutter, "SGDR", 2017, without restarts).
-    * ``step_decay``: the learning rate is divided by ``milestone_factor`` at the first milestone and again
-      after the gap (paper, section 3.1, for SSD).
+    * ``step_decay``: the learning rate is divided by ``milestone_factor`` at one or two milestones (paper,
+      section 3.1, for SSD).
 
     During a warm-up of n steps, the k-th step uses k/n of the scheduled learning rate.
 
     Args:
         config: shape and durations of the schedule.
-        peak: learning rate at the start, before any decay.
+        peak: learning rate before any decay.
         steps_per_epoch: number of examples in an epoch divided by the batch size; None if unknown.
-
-    Raises:
-        ConfigError: a duration is in epochs, but the length of an epoch is unknown.
     """
 
     def __init__(self, config: ScheduleConfig, peak: float, steps_per_epoch: float | None = None) -> None:
@@ -50,12 +47,8 @@ class Schedule:
         """Return the learning rate of the next optimizer step.
 
         Args:
-            position: how far training has advanced, in steps. By default, this is the number of completed
-                steps. With ``schedule.unit=fresh_examples``, it is the number of fresh examples (not counting
-                repeats) divided by the batch size. With AdaScale, it is the number of completed
-                scale-invariant steps.
-            updates: the number of completed optimizer steps, which determines the warm-up; None to use
-                ``position`` for the warm-up too.
+            position: how far the decay has advanced, in steps.
+            updates: number of completed optimizer steps, for the warm-up; None to use ``position``.
         """
         # The fresh examples that fill the buffer before the first update must not shorten the warm-up.
         rate, risen = self._peak, position if updates is None else updates

@@ -15,9 +15,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 class WaitEndedError(KeyboardInterrupt):
     """Raised when a signal ends the run at once, without finishing the current step.
 
-    This happens while the run waits for data, because no work is lost then. It also happens if the user
-    presses Ctrl-C after another signal.
-
     Attributes:
         signal: name of the signal, such as "SIGTERM".
     """
@@ -28,11 +25,10 @@ class WaitEndedError(KeyboardInterrupt):
 
 
 class Interrupt:
-    """A context manager that records signals, so that the training loop can stop cleanly after a step.
+    """A context manager that records signals, so that the training loop can stop after a step.
 
-    A signal normally does not interrupt the running code. There are two exceptions. Within a ``waiting``
-    block, which contains only work that may be lost, a signal raises ``WaitEndedError``. After a first
-    signal, Ctrl-C raises this error anywhere. The context manager has an effect only in the main thread.
+    A signal does not interrupt the running code, except in a ``waiting`` block. If the user presses Ctrl-C
+    after another signal, the run ends at once. Only the main thread can record signals.
 
     Attributes:
         signal: number of the first signal; 0 before any signal.
@@ -54,10 +50,9 @@ class Interrupt:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal raise ``WaitEndedError`` within the ``with`` block.
+        """Let a signal end the run at once within the ``with`` block, by a ``WaitEndedError``.
 
-        The block may contain only work that may be lost, such as waiting for data. If a signal has already
-        arrived, the error is raised at once.
+        Use it only for code that can stop at any point, such as waiting for data.
         """
         self._is_waiting = True
         try:

@@ -32,24 +32,18 @@ LOSS_CHECK_STEPS = 20
 
 
 class Trainer:
-    """The training loop of one run, with all the state that a checkpoint contains.
-
-    Each rank (process) of the run has its own trainer.
+    """The training loop of one rank (process), with all the state that a checkpoint contains.
 
     Args:
-        config: the run's config.
-        task: the workload.
         record: called with the metrics of each evaluation.
         between_steps: called before each step, with an argument that says whether a checkpoint is due.
         interrupt: if it has received a signal, the loop ends with status ``preempted``.
-        prune: called after each evaluation that missed the target, with the number of fresh examples so far;
-            if it returns True, the loop ends with status ``pruned``.
-        ranks: the ranks of the run.
+        prune: called with the number of fresh examples after each evaluation that missed the target; if it
+            returns True, the loop ends with status ``pruned``.
 
     Attributes:
-        signal: number of the signal that ended the loop, no matter which rank received it; 0 if none did.
-        best_model: the weights at the best evaluation, ``progress.best``, on the CPU; None before the first
-            evaluation.
+        signal: number of the signal that ended the loop, on any rank; 0 if none did.
+        best_model: the weights at the best evaluation, on the CPU; None before the first evaluation.
         last_checkpoint_s: time of the last checkpoint, or of the start if there is none.
     """
 
@@ -103,7 +97,7 @@ class Trainer:
         self.last_checkpoint_s = time.monotonic()
 
     def train(self) -> Status:
-        """Train until a stop rule holds, and return the status with which the run ends."""
+        """Train until a stop rule holds, and return the final status."""
         batches = iter(self.loader)
         needs_warm_up = self.config.compile != "off" or not self.ranks.is_alone
         self.model.train()
@@ -156,9 +150,8 @@ class Trainer:
         """Wait until every rank has its next batch, and exchange the values that decide how to proceed.
 
         Returns:
-            ``(ahead, checkpoint_due, train_time_s)``, with the same values on all ranks, or None if a signal
-            ended the wait. ``ahead`` is the number of fresh examples that all ranks together will have used
-            after the next batch. The other two values come from rank 0.
+            The number of fresh examples after the next batch, summed over ranks; whether a checkpoint is due;
+            and the training time in seconds. None if a signal ended the wait.
         """
         try:
             with self._interrupt.waiting():
@@ -173,15 +166,10 @@ class Trainer:
         return int(sum(ahead for ahead, *_ in known)), known[0][2], known[0][3]
 
     def _before_step(self, ahead: int, checkpoint_due: float, train_time_s: float) -> Status | None:
-        """Evaluate the model if an evaluation is due, and check whether the run must stop.
+        """Evaluate if an evaluation is due. Return the final status if the run must stop, otherwise None.
 
         Args:
-            ahead: the number of fresh examples that all ranks together will have used after the next batch.
-            checkpoint_due: whether it is time for a checkpoint.
-            train_time_s: the training time so far, in seconds.
-
-        Returns:
-            The status with which the run ends, or None if training continues.
+            ahead: number of fresh examples that all ranks together will have used after the next batch.
         """
         every, steps = self.config.evaluate.every_fresh_examples, self.progress.steps
         if ahead > self.progress.next_evaluation:
@@ -231,7 +219,7 @@ class Trainer:
         self.progress.fresh_scale_invariant_steps += advance / self.loader.factor
 
     def learning_rate(self) -> float:
-        """Return the learning rate of the next step, before it is multiplied by AdaScale's gain."""
+        """Return the learning rate of the next step, before AdaScale changes it."""
         if self.adascale is not None and self._is_scaled:
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
         if self.config.schedule.unit == "fresh_examples":
@@ -241,12 +229,9 @@ class Trainer:
         return self.schedule.rate(self.progress.steps)
 
     def gain(self) -> dict[str, float | None]:
-        """Return AdaScale's current values, by their names in the records, or an empty dict without AdaScale.
+        """Return AdaScale's current values, by their names in the records; empty without AdaScale.
 
-        * ``gain``: the gain, from which AdaScale computes the learning rate.
         * ``gradient_noise_scale_examples``: the gradient noise scale in examples; None if it is not finite.
-        * ``gradient_variance``, ``gradient_square``: the averages of the gradient's variance and squared
-          norm.
         * ``scale_invariant_steps``: tau, the sum of the gains of all steps.
         * ``fresh_scale_invariant_steps``: the same sum, with each gain divided by the echoing factor.
         """
@@ -267,11 +252,7 @@ class Trainer:
         return not self.ranks.sum(self._recent_losses).max().item() <= self.config.max_loss
 
     def _evaluate(self) -> Status | None:
-        """Measure and record the metrics on the validation split.
-
-        Returns:
-            The status with which the run ends, or None if training continues.
-        """
+        """Evaluate and record the metrics. Return the final status if the run must stop, otherwise None."""
         metrics = self.measure("validation")
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
             return Status.DIVERGED
@@ -311,7 +292,7 @@ class Trainer:
         return Status.BUDGET_SPENT if status in (None, Status.PRUNED) else status
 
     def measure(self, split: Any) -> dict[str, float]:
-        """Measure the metrics on a whole split. The loader is paused. The time counts as evaluation time."""
+        """Measure the metrics on a whole split, while the loader is paused."""
         with self.loader.paused(), self.clocks.evaluating(self.device):
             average_statistics(self.evaluated, self.ranks)
             metrics = measure(self.task, self.evaluated, split, self.device, self.precision, self.ranks)
@@ -328,7 +309,7 @@ class Trainer:
             return self.ranks.from_first(lambda: at_end(self.evaluated, self.device))
 
     def counts(self) -> dict[str, int]:
-        """Return the counters of the loaders, summed over all ranks, by their names in the records."""
+        """Return the loaders' counters, summed over all ranks, by their names in the records."""
         loader = self.loader
         mine = (loader.fresh_examples_in_buffer, loader.reread_examples, len(loader.bad_examples))
         in_buffer, reread, bad = map(int, self.ranks.sums(mine))
@@ -369,11 +350,7 @@ class Trainer:
         return {**asdict(self.clocks), "wait_time_s": self.loader.wait_time_s}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that is needed to resume the run exactly, such as weights and loader positions.
-
-        State that differs between ranks, such as random number generators, is in a list under ``ranks``. All
-        ranks must call this method, because it collects their states.
-        """
+        """Return everything that is needed to resume the run exactly. All ranks must call this method."""
         consolidate = getattr(self.optimizer, "consolidate_state_dict", None)
         if consolidate is not None:  # it is a ZeroRedundancyOptimizer, perhaps inside AdaScale
             consolidate(to=0)
@@ -400,7 +377,7 @@ class Trainer:
         return {**kind, **self.task.fingerprint}
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """Return the buffers of the model and of its averaged weights. They differ between ranks."""
+        """Return the buffers of the model and of its averaged weights."""
         average = {} if self.average is None else dict(self.average.named_buffers(prefix="average"))
         return {**dict(self.model.named_buffers()), **average}
 
@@ -408,8 +385,7 @@ class Trainer:
         """Restore a state that ``state_dict`` returned.
 
         Raises:
-            FolderError: the state was made on a different device, precision or number of ranks, or with
-                different data.
+            FolderError: the device, the precision, the number of ranks or the data have changed.
         """
         may_change = self.task.fingerprint if self.config.data.allow_changed else ()
         for key, now in self._made_with().items():

@@ -41,22 +41,17 @@ def run_trial(
     prune: Callable[[int], bool] | None = None,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, Any]:
-    """Train until a stop rule holds, or resume the run in ``folder``.
+    """Train or resume the run in ``folder``, and return its summary.
 
     A finished or diverged run is not trained again. A signal ends the run with a checkpoint and the status
     ``preempted``. The next call then resumes from the checkpoint.
 
     Args:
         config: a validated config.
-        folder: the run's folder, which is created if missing.
-        overrides: the overrides on the command line, which are recorded.
-        begun: called on rank 0 once this process has locked the folder, unless the run is finished.
-        log: prints the progress.
-        prune: see ``Trainer``. A search uses it to stop a trial that cannot become its best.
-        ranks: the ranks of the run. All ranks call this function, and only rank 0 writes.
-
-    Returns:
-        The run's summary.
+        overrides: the overrides on the command line, to record them.
+        begun: called on rank 0 once the folder is locked, unless the run is finished.
+        prune: see ``Trainer``.
+        ranks: the ranks of the run. All of them call this function, and only rank 0 writes.
 
     Raises:
         UserError: the config, the data or the folder cannot be used.
@@ -85,7 +80,7 @@ def run_trial(
 
 @dataclass
 class _Trial:
-    """One run: its folder, its callbacks, and, once the data is loaded, its trainer."""
+    """One run: its folder, its callbacks and its trainer."""
 
     config: Config
     run_folder: RunFolder
@@ -96,12 +91,11 @@ class _Trial:
     num_warned: int = 0
 
     def open(self, stack: ExitStack, overrides: Sequence[str]) -> FolderInUseError | dict[str, Any] | None:
-        """Lock the run's folder and record the config, unless the run is already finished.
+        """Lock the run's folder and record the config. Only rank 0 calls this method.
 
         Returns:
-            None if the run must now be trained, or the summary of the finished run. If another process uses
-            the folder, the method returns the error instead of raising it. Only rank 0 calls this method, but
-            all ranks must raise the error.
+            None if the run must now be trained, the summary if it is finished, or the error if another
+            process uses the folder.
         """
         run, config, plain = self.run_folder, self.config, to_plain(self.config)
         # If a rank fails, torchrun starts the same command again, which must then resume and not begin a new
@@ -123,10 +117,7 @@ class _Trial:
         return None
 
     def record_failure(self, error: BaseException) -> None:
-        """Record the status and traceback of a run that failed, if the disk allows it.
-
-        The summary of a run that was already finished is kept.
-        """
+        """Record the status and the traceback of a run that failed, if the disk allows it."""
         status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
         with suppress(FolderError):
             self.run_folder.write_traceback(traceback.format_exc())
@@ -195,7 +186,7 @@ class _Trial:
             self.run_folder.write_summary(summary)
 
     def _save_model(self) -> dict[str, str]:
-        """Write the final weights and the best weights, and return their paths within the run folder."""
+        """Write the final weights and the best weights, and return their paths in the run folder."""
         trainer, best = self.trainer, self.trainer.progress.best or {}
         assert trainer.best_model is not None  # a run that reached its target or budget has been evaluated
         steps = {"final": trainer.progress.steps, "best": best["steps"]}
@@ -230,7 +221,7 @@ class _Trial:
                 self._write_summary(self._summary(Status.RUNNING))
 
     def _warn_of_skipped(self) -> None:
-        """Print a warning for each bad example that the loader has skipped since the last call."""
+        """Print a warning for each bad example that was skipped since the last call."""
         skipped = self.trainer.loader.bad_examples
         for bad in skipped[self.num_warned :]:
             warn(f"bad example skipped: {bad['origin']}: {bad['error']}")

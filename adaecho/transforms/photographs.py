@@ -79,11 +79,7 @@ class DecodeImage:
 
 
 def decoder_for(augment: Any, field: Any) -> "Callable[[Any], Image | EncodedImage]":
-    """Return the fastest decoder for images that only ``augment`` reads.
-
-    This is ``decode_for_crop`` if ``augment`` crops the images in ``field`` and nvImageCodec is available.
-    Otherwise it is ``decode_image``.
-    """
+    """Return the fastest decoder for images that only ``augment`` reads."""
     crops = isinstance(augment, RandomResizedCrop | CenterCrop) and augment.field == field
     return decode_for_crop if crops and regions.available() else decode_image
 
@@ -91,24 +87,16 @@ def decoder_for(augment: Any, field: Any) -> "Callable[[Any], Image | EncodedIma
 class EncodedImage:
     """A JPEG that is decoded lazily: ``image[top:bottom, left:right]`` decodes only this region.
 
-    Its ``shape`` is (height, width, 3), as if the whole image had been decoded.
-
-    Args:
-        content: bytes of the complete JPEG file, uint8 [n].
-        height, width: size of the image in pixels.
+    Its ``shape`` is (height, width, 3) of the whole image.
     """
 
     def __init__(self, content: NDArray[np.uint8], height: int, width: int) -> None:
         self._content, self.shape = content, (height, width, 3)
 
     def __getitem__(self, region: tuple[slice, slice]) -> Image:
-        """Decode a rectangular region of the image, and return its pixels, uint8 [rows, columns, 3].
+        """Decode a rectangular region of the image to uint8 [rows, columns, 3].
 
-        Args:
-            region: a slice of rows and a slice of columns. Both need a start and a stop within the image.
-
-        Raises:
-            ValueError: the image is corrupt.
+        Both slices need a start and a stop. Raise ValueError if the image is corrupt.
         """
         rows, columns = region
         size = rows.stop - rows.start, columns.stop - columns.start
@@ -117,14 +105,10 @@ class EncodedImage:
 
 
 def decode_for_crop(encoded: Any) -> Image | EncodedImage:
-    """Return an image that is decoded only when it is cropped, or a decoded image if that is not possible.
-
-    It is possible for a complete color JPEG without an EXIF rotation. The result is then an ``EncodedImage``,
-    which decodes only the pixels of the crop.
+    """Return an image that decodes only the pixels of a later crop, or if impossible a decoded image.
 
     Raises:
-        ValueError: the image is corrupt or truncated. For a damaged JPEG, the error may not occur until the
-            crop.
+        ValueError: the image is corrupt; in some cases raised only by the crop.
     """
     content = _content(encoded)
     size = regions.whole_jpeg_size(content)
@@ -266,14 +250,12 @@ def crop_box(
 ) -> tuple[int, int, int, int]:
     """Return top, left, height and width of a random crop, in pixels.
 
-    The first random size that fits into the image is used. If none fits, the result is the largest centered
-    crop with a ratio in the given range.
+    If no random size fits into the image, return the largest centered crop with a ratio in the given range.
 
     Args:
-        height, width: size of the image in pixels.
         scale, ratio: as in ``RandomResizedCrop``.
         corner: two random numbers in [0, 1), for the position of the crop.
-        tries: random numbers in [0, 1). Each consecutive pair determines the area and ratio of one attempt.
+        tries: random numbers in [0, 1), two for the area and ratio of each attempt.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for for_area, for_ratio in zip(tries[::2], tries[1::2], strict=True):
@@ -290,10 +272,9 @@ def crop_box(
 
 
 def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
-    """Resize an image bilinearly, with or without antialiasing.
+    """Resize an image bilinearly. The image is uint8 [height, width, 3].
 
     Args:
-        image: uint8 [height, width, 3].
         size: side of a square result, or height and width of the result, in pixels.
         antialias: as in ``RandomResizedCrop``.
     """

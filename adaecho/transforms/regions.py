@@ -28,7 +28,7 @@ def decode_region(
 ) -> NDArray[np.uint8] | None:
     """Decode a rectangular region of a JPEG to uint8 [height, width, 3]; return None if that fails.
 
-    Check the file with ``whole_jpeg_size`` first, because a truncated file is decoded without an error.
+    Check the file with ``whole_jpeg_size`` first, because a truncated file causes no error.
     """
     decoders = _decoders()
     assert decoders is not None
@@ -42,7 +42,7 @@ def decode_region(
 def whole_jpeg_size(content: NDArray[np.uint8]) -> tuple[int, int] | None:
     """Return (height, width) of a JPEG that ``decode_region`` can decode, otherwise None.
 
-    The file must end with JPEG's end marker, have three channels, and have no EXIF rotation.
+    The file must be complete, and have three channels and no EXIF rotation.
     """
     head = content[:4096].tobytes()  # EXIF is the first segment, or comes right after JFIF
     if head[:2] != b"\xff\xd8" or content[-2:].tobytes() != b"\xff\xd9":
@@ -64,7 +64,7 @@ def _is_turned(content: NDArray[np.uint8]) -> bool:
 
 
 class _Decoders(threading.local):
-    """A JPEG decoder, separate for each thread. Decoding runs in the calling thread without the GIL."""
+    """A JPEG decoder for each thread, which decodes in the calling thread without the GIL."""
 
     def __init__(self, nvimgcodec: Any) -> None:
         self._library = nvimgcodec
@@ -103,7 +103,7 @@ def _decoders() -> _Decoders | None:
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Hide stderr, because on import nvImageCodec's C code prints a line for each missing GPU library."""
+    """Hide stderr, because nvImageCodec prints a line for each missing GPU library."""
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nothing:

@@ -85,14 +85,10 @@ class _Scratch(threading.local):
         self._layout: tuple[int, ...] = ()
 
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
-        """Pad images with rows of zeros, and return a view of the bytes of every possible crop.
+        """Pad images with zeros, and return an array of the bytes of all possible crops.
 
-        The columns of zeros to the left and right are not stored. There, the bytes of a crop are pixels of
-        other rows, which the mask from ``inside`` must set to zero.
-
-        Returns:
-            Array [``_BLOCK``, 2 * padding * (W + 1) + 1] whose elements are the H * W * C bytes of one crop.
-            The crop with the corner (top, left) in the padded image has the index [image, top * W + left].
+        Element [i, top * W + left] contains the H * W * C bytes of one crop of image i. Columns outside the
+        image contain wrong pixels, which the caller must set to zero with ``inside``.
         """
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
@@ -101,9 +97,9 @@ class _Scratch(threading.local):
         return self._runs
 
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return a mask [n, H, W, C] for crops with the given left edges [n].
+        """Return a mask [n, H, W, C] for n crops: 255 in columns of the image, 0 in the padding.
 
-        Mask bytes are 255 in columns of the image, and 0 in the padding to the left and right.
+        ``left`` [n] contains the left edges of the crops in the padded image.
         """
         # mode="clip", because mode="raise" would need a second buffer.
         return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
@@ -133,7 +129,7 @@ def _pad_and_crop(
     left: NDArray[np.int64],
     order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Pad and crop images, and return the crops in the order of the image indices in ``order``."""
+    """Pad and crop images, and return the crops of ``images[order]``."""
     width = images.shape[2]
     runs = _scratch.pad(images, padding)
     cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)
@@ -142,7 +138,7 @@ def _pad_and_crop(
 
 
 def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Flip images left to right in one call of OpenCV, which is several times faster than slicing."""
+    """Flip images left to right in one call of OpenCV, which is faster than slicing."""
     number, height, width, channels = images.shape
     if not number:
         return images

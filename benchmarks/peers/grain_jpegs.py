@@ -1,8 +1,6 @@
 """Measure Grain in the benchmark ``echo_jpeg``, with worker processes and Pillow.
 
-    python -m benchmarks.peers.grain_jpegs FOLDER
-
-The script needs grain and pillow.
+Run: python -m benchmarks.peers.grain_jpegs FOLDER
 """
 
 import io
@@ -21,7 +19,7 @@ _JITTERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 class Transform(grain.transforms.RandomMap):
-    """Random resized crop, flip and jitter with Pillow, in the same way as torchvision."""
+    """Random resized crop, flip and jitter with Pillow, as in torchvision."""
 
     def random_map(self, element: bytes, rng: np.random.Generator) -> NDArray[np.uint8]:
         image = Image.open(io.BytesIO(element)).convert("RGB")

@@ -1,6 +1,6 @@
 """Functions that the benchmarks share to compare EchoLoader with other data loaders.
 
-This module imports neither torch nor TensorFlow, so that the process of any loader can use it.
+Peer processes import this module, so it imports neither torch nor TensorFlow.
 """
 
 import io
@@ -24,14 +24,14 @@ Batches = Iterator[Any]
 
 
 class Rates(NamedTuple):
-    """The speed of a loader, in training examples per wall second and per CPU second of all its processes."""
+    """A loader's training examples per wall second, and per CPU second of all its processes."""
 
     per_s: float
     per_cpu_s: float
 
 
 class Kind(NamedTuple):
-    """The batch size, and the number of batches that are read before a measurement to empty a full queue."""
+    """The batch size, and how many batches to read before a measurement to empty full queues."""
 
     batch_size: int
     warm_up: int
@@ -66,11 +66,8 @@ def _cpu_s() -> float:
 
 
 def take_turns(sides: Mapping[Name, Callable[[], Measured]], rounds: int) -> dict[Name, list[Measured]]:
-    """Call each function once per round, and return all results by the name of the function.
-
-    The functions measure the loaders under comparison. Because they alternate, other work on the machine
-    slows all loaders equally.
-    """
+    """Call each function once per round, in turns, and return all results by name."""
+    # The functions alternate, so that other work on the machine slows all loaders equally.
     found: dict[Name, list[Measured]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, measure in sides.items():
@@ -86,17 +83,17 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 class Peer:
     """A data loader of another library, which runs and is measured in a separate process.
 
-    Some libraries, such as TensorFlow and torch, cannot share a process. The process may use another Python.
+    Some libraries, such as TensorFlow and torch, cannot share a process.
 
     Args:
-        python: path of the Python interpreter.
-        module: module of ``benchmarks.peers`` that constructs the loader and calls ``serve``.
+        python: path of the Python interpreter for the process.
+        module: module of ``benchmarks.peers`` that calls ``serve``.
         arguments: command-line arguments of the module.
-        first_batch_s: seconds to wait for the first batch. Without FFmpeg, SPDL would wait forever.
+        first_batch_s: seconds to wait for the first batch.
 
     Attributes:
-        version: version of the library; None if the process returned no batch.
-        note: why the process returned no batch. Only valid if ``version`` is None.
+        version: version of the library; None if no batch arrived.
+        note: if ``version`` is None, the reason.
     """
 
     def __init__(self, python: str, module: str, *arguments: str, first_batch_s: float = 90.0) -> None:
@@ -106,6 +103,7 @@ class Peer:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=os.environ | quiet,
         )  # fmt: skip
+        # Without FFmpeg, SPDL would wait forever.
         limit, begin = threading.Timer(first_batch_s, self._process.kill), time.monotonic()
         limit.start()
         ready, _, version = self._answer().partition(" ")
@@ -115,7 +113,7 @@ class Peer:
         self.note = f"no first batch within {first_batch_s:g} s" if late else "absent"
 
     def rates(self, seconds: float) -> Rates:
-        """Let the process read batches for a number of seconds, and return the speed of its loader."""
+        """Let the process read batches for some seconds, and return the speed of its loader."""
         assert self._process.stdin is not None
         print(seconds, file=self._process.stdin, flush=True)
         return Rates(*map(float, self._answer().split()))
@@ -134,10 +132,10 @@ class Peer:
 
 
 def serve(batches: Batches, version: str, kind: Kind) -> None:
-    """Measure a loader on request. This function runs in the process of a ``Peer``.
+    """Measure a loader in the process of a ``Peer``, at the request of the parent process.
 
-    After the first batch, it prints "ready" and the version of the library. Then, for each number of seconds
-    on stdin, it measures the loader and prints the rates.
+    After the first batch, print "ready" and the version. Then print the rates for each line of stdin, which
+    contains the seconds to measure.
     """
     next(batches)
     print("ready", version, flush=True)
@@ -155,7 +153,7 @@ def images(number: int) -> dict[str, Any]:
 
 
 def write_jpegs(folder: Path, number: int) -> None:
-    """Write synthetic photographs: noise with the 1/f spectrum of natural images, about 100 kB each."""
+    """Write synthetic photographs of about 100 kB: noise with the 1/f spectrum of natural images."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -177,7 +175,7 @@ def _noise(height: int, width: int, rng: np.random.Generator) -> NDArray[np.uint
 
 
 def read_jpegs(folder: Path) -> list[bytes]:
-    """Return the encoded JPEGs of a folder and its subfolders, repeated to fill at least four batches."""
+    """Return the encoded JPEGs of a folder and its subfolders, repeated to fill four batches."""
     found = [path.read_bytes() for path in sorted(folder.rglob("*.jp*g"))]
     if not found:
         raise SystemExit(f"{folder} contains no file *.jpg or *.jpeg")
@@ -185,7 +183,7 @@ def read_jpegs(folder: Path) -> list[bytes]:
 
 
 def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of a random crop, as torchvision's RandomResizedCrop chooses it."""
+    """Return left, top, width and height of a random crop, as in torchvision's RandomResizedCrop."""
     for _ in range(10):
         area = width * height * rng.uniform(*SCALE)
         aspect = math.exp(rng.uniform(*map(math.log, RATIO)))

@@ -2,8 +2,7 @@
 
     python -m benchmarks.peers.spdl_jpegs FOLDER
 
-The script needs FFmpeg's libraries. FFmpeg always decodes the whole image. One FFmpeg filter graph then
-crops, resizes, flips and jitters it. When an image shrinks, the resize averages pixels.
+The script needs FFmpeg's libraries. FFmpeg decodes whole images, and resizes with antialiasing.
 """
 
 import sys
@@ -41,7 +40,7 @@ def batch(frames: list[Any]) -> Any:
 
 
 def endless(encoded: list[bytes]) -> Iterator[Keyed]:
-    """Yield all images in a new random order in every epoch, without end, each with a random seed."""
+    """Yield all images in a new random order in every epoch, each with a random seed."""
     rng = np.random.default_rng(0)
     while True:
         for row in rng.permutation(len(encoded)):

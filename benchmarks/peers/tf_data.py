@@ -1,10 +1,10 @@
 """Measure tf.data in the benchmarks ``echo_jpeg`` and ``echo_small_arrays``.
 
     python -m benchmarks.peers.tf_data jpegs FOLDER           # decodes only the crop, resizes linearly
-    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # echoes as in section 2 of the paper
+    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # echoes as in the data echoing paper
 
-TensorFlow and torch cannot share a process, because both contain LLVM, so this script runs separately.
-TensorFlow's default decoder uses the fast DCT, which is less accurate.
+TensorFlow and torch cannot share a process, so this script runs separately. TensorFlow's default JPEG decoder
+uses the fast DCT, which is less accurate.
 """
 
 import sys
@@ -17,7 +17,7 @@ from benchmarks.peers import sides
 
 
 def small_images(echo: str, factor: str) -> Any:
-    """Return a dataset of small images with random crop and flip, echoed by the given variant and factor."""
+    """Return a dataset of small images with random crop and flip, and with the given echoing."""
 
     def augment(image: Any, label: Any) -> Any:
         padded = tf.pad(image, [[sides.PADDING] * 2, [sides.PADDING] * 2, [0, 0]])
@@ -39,11 +39,7 @@ def small_images(echo: str, factor: str) -> Any:
 
 
 def augment_jpeg(content: Any) -> Any:
-    """Decode and augment one JPEG.
-
-    The augmentation is a random resized crop as in TensorFlow's ImageNet examples, a flip, and a jitter as
-    one affine map of the colors.
-    """
+    """Decode one JPEG, and apply a random resized crop, a flip and a color jitter."""
     corner, size, _ = tf.image.sample_distorted_bounding_box(
         tf.image.extract_jpeg_shape(content), tf.zeros([1, 0, 4]), area_range=sides.SCALE,
         aspect_ratio_range=sides.RATIO, max_attempts=10, use_image_if_no_bounding_boxes=True,

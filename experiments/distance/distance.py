@@ -4,16 +4,14 @@ The value of a repeat is the number of new examples that one repeat replaces. It
 examples between two uses of the same example.
 
 The experiment compares the final losses of several configurations (arms). Some of them use each of U distinct
-examples four times, at different distances:
+examples four times:
 
-* batch: the uses of an example are in successive batches.
-* buffer_<size>: a shuffle buffer of this size separates the uses of an example.
-* pass: the model trains for four epochs, so the uses of an example are one epoch apart.
+* batch: the uses are in successive batches.
+* buffer_<size>: a shuffle buffer of this size separates the uses.
+* pass: the uses are one epoch apart.
 
-For comparison, the configurations new_<n> use n U distinct examples once each, with n from 1 to 4.
-
-README.md has the decision rule. The result of each run is written to a file. After an interruption, the same
-command therefore continues with the remaining runs.
+The configurations new_<n> use n U distinct examples once each. README.md has the decision rule. After an
+interruption, the same command continues.
 """
 
 from collections.abc import Sequence
@@ -49,12 +47,12 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Subject:
-    """A task on which the experiment runs, with its settings.
+    """Settings of the experiment for one task.
 
     Attributes:
-        overrides: config overrides for the task. The command line adds the ``data.path``.
-        unique: U, the number of distinct examples in each configuration with repeats.
-        rates: candidates for the learning rate. The best one is chosen for each configuration.
+        overrides: config overrides, without ``data.path``.
+        unique: number of distinct examples in each configuration with repeats.
+        rates: learning rates to try. Each configuration uses its best one.
     """
 
     overrides: tuple[str, ...]
@@ -77,10 +75,10 @@ class Arm:
     """A configuration under comparison: how many examples it uses, how often, and in which order.
 
     Attributes:
-        echo: echo variant, i.e. whether batches or examples are repeated, or "none".
+        echo: echo variant; "none" for no echoing.
         buffer: size of the shuffle buffer, in examples.
         passes: number of epochs.
-        times: number of distinct examples, divided by ``Subject.unique``.
+        times: the number of distinct examples is ``times * Subject.unique``.
     """
 
     echo: str = "none"
@@ -130,14 +128,11 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
 def effective(loss: float, curve: Sequence[float], unique: int) -> float:
     """Return how many new examples, used once each, would give the same final loss as training with repeats.
 
-    The number is interpolated between training runs without repeats, and extrapolated beyond them. The
-    interpolation is linear in the loss and in the logarithm of the number.
+    The logarithm of this number is piecewise linear in the loss, and is extrapolated beyond ``curve``.
 
     Args:
         loss: final loss of training with repeats.
-        curve: final losses of training on ``unique``, 2 ``unique``, 3 ``unique``, ... new examples, in
-            descending order.
-        unique: number of new examples for the first loss in ``curve``.
+        curve: final losses of training on 1, 2, 3, ... times ``unique`` new examples, in descending order.
     """
     logs = np.log(unique * np.arange(1, len(curve) + 1))
     part = int(np.clip(np.searchsorted(-np.asarray(curve), -loss), 1, len(curve) - 1))
@@ -150,14 +145,11 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
 
     The results are:
 
-    * The value of a repeat in each configuration, which is the number of new examples that one repeat
-      replaces.
-    * The increase of this value for each doubling of the distance between uses, with a verdict.
-    * The smallest shuffle buffer that is large enough. Its repeats must have at least ``SHARE`` times the
-      value of repeats a whole epoch apart.
+    * The value of a repeat in each configuration: the number of new examples that one repeat replaces.
+    * The increase of this value per doubling of the distance between uses, with a verdict.
+    * The smallest shuffle buffer whose repeats have 90 % of the value of repeats an epoch apart.
 
-    If a run diverged, or if more new examples do not always lower the mean loss, the verdict is "not decided"
-    and is the only result.
+    If a run diverged, or if more new examples do not always lower the loss, the only result is "not decided".
     """
     tested = [row for row in rows if row["seed"] in SEEDS]
     losses = {arm: [row["loss"] for row in tested if row["arm"] == arm] for arm in ARMS}

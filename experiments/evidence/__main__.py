@@ -1,8 +1,7 @@
 """``python -m experiments.evidence``: draw the figures of all experiments, and judge the paper's claims.
 
-The command reads the committed results under ``results/``, and needs neither a GPU nor a network. It draws
-the results of each experiment, the predicted training times, and the value of a repeated example. It writes a
-report with all figures and tables, and docs/claims.md, which has a verdict on each claim.
+The command reads the committed results under ``results/``. It writes a report with all figures and tables,
+and docs/claims.md with a verdict on each claim.
 """
 
 from pathlib import Path
@@ -19,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def draw(results: Path, into: Path) -> list[Path]:
-    """Draw the figures of all experiments, write the report, and return the paths of all written files.
+    """Draw all figures, write the report, and return the paths of all written files.
 
-    docs/claims.md is written only if ``results`` is the folder of the committed results.
+    The page docs/claims.md is written only if ``results`` is the folder ``results/`` of this repository.
     """
     tables = read_tables(results)
     decisions, rows = decide_all(tables), {name: of_name for name, (of_name, _) in tables.items()}

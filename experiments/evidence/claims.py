@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, expressed as a comparison of two configurations (arms) of an experiment.
+    """A claim of the paper, expressed as a comparison of two configurations (arms) of an experiment.
 
     By default, the claim says that the cost of ``arm`` is lower than the cost of ``other``.
 
@@ -13,13 +13,9 @@ class Claim:
         key: short name of the claim.
         section: section of the paper.
         says: the claim in a few words.
-        experiment: name of the experiment whose results decide the claim.
-        arm, other: names of the two configurations.
-        no_harm: if true, the claim says instead that the best metric of ``arm`` is no worse than that of
-            ``other``.
-        cost: the cost that is compared, e.g. ``fresh_examples``; see ``records.outcome.searched_costs``.
-        excess: if set, the claim says instead that the cost of ``arm`` is higher by at most this fraction,
-            e.g. 0.03 for 3 %.
+        no_harm: if true, the claim says instead that the best metric of ``arm`` is no worse.
+        cost: the quantity to compare; see ``records.outcome.searched_costs``.
+        excess: if set, the cost of ``arm`` may be higher by this fraction, e.g. 0.03.
     """
 
     key: str

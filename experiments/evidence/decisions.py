@@ -1,28 +1,19 @@
 """The rules that decide whether each of the paper's claims holds in our records.
 
-A claim compares two configurations (arms). The cost of a configuration is the number of fresh examples (or
-steps or seconds) to the target. Each configuration is tuned by several hyperparameter searches, each of which
-yields one cost.
+A claim compares two configurations (arms), each tuned by several hyperparameter searches. The cost of a
+search is the number of fresh examples, steps or seconds to the target.
 
-* A claim that one configuration is cheaper than the other is tested one-sided. Welch's t test compares the
-  mean log costs over searches. Holm's method (1979) corrects the p values for the number of claims of a task.
-  The permutation test (``significance.cheaper_p``) is reported too.
-* A claim of "no harm" is a claim of non-inferiority. It holds if the interval of the difference lies above
-  minus the margin.
+* A claim of lower cost is tested by Welch's t test on the mean log costs, one-sided. Holm's method (1979)
+  corrects the p values for the number of claims of a task. A permutation test (``significance.cheaper_p``) is
+  reported too.
+* A claim of no harm holds if the interval of the difference of metrics lies above minus the margin.
 * A claim with an excess holds if the 95 % interval of the ratio of costs ends below 1 plus the excess.
 
-The cost of a search is often known only up to bounds (see ``readings``). For example, if a search missed the
-target, its cost is at least the number of examples that it read. A claim holds only if it holds in the least
-favorable case: the first configuration's costs at their upper bounds and the second's at their lower bounds.
-It fails only if it fails in the most favorable case, at the opposite ends of the bounds. The noise between
-searches is at least the noise that comes from evaluating only at intervals.
+A cost may be known only up to bounds (see ``readings``). A claim holds only if it holds at the least
+favorable ends of all bounds. It fails only if it fails at the most favorable ends. The noise between searches
+is at least the noise that comes from evaluating only at intervals.
 
-A reading is one way to compute costs from the records. A verdict is fragile if another reading changes it. A
-reading that is at least as favorable to a claim must never give a weaker verdict. With separate estimates of
-the noise, a more favorable reading could stay undecided, because a single very favorable cost widens Welch's
-interval. Therefore all readings other than the searches as run share a single noise, the widest among the
-readings with known costs. If the searches as run decide a claim, a difference that is at least as large
-decides it in the same way.
+A reading is one way to compute costs from the records. A verdict is fragile if another reading changes it.
 """
 
 import math
@@ -49,26 +40,20 @@ FRAGILE = "fragile"
 class Decision:
     """The verdict on one of the paper's claims for one task, with the numbers that support the verdict.
 
-    A claim compares two configurations, each tuned by several hyperparameter searches.
-
     Attributes:
         verdict: holds, does not hold, fragile, not decided, or not yet measured.
-        effect: the ratio of costs (below 1: the first configuration is cheaper), at the unfavorable ends of
-            their bounds, or the difference of metrics for no-harm claims. None if unknown.
-        difference: the difference of mean log costs, or of negated metrics, at the favorable and at the
-            unfavorable ends of the bounds.
-        p: the p value of the claim's test, corrected for the number of the task's claims. None for claims
-            that an interval decides.
+        effect: the ratio of costs (below 1: the first configuration is cheaper), or the difference of metrics
+            for no-harm claims, at the least favorable bounds. None if unknown.
+        difference: the difference of mean log costs, or of negated metrics, at the most and at the least
+            favorable bounds.
+        p: the corrected p value of the claim's test. None for claims that an interval decides.
         permutation_p: the p value of the rank test, not corrected.
-        least_p: the smallest p value that the rank test can give with this number of searches. A smaller
-            ``p`` relies on the t test alone.
-        power: the probability to detect a true ratio of ``SAVING`` at the level of the first step of Holm's
-            method.
-        reached: the number of the first configuration's searches that reached the target, the number of all
-            its searches, and the same two numbers of the second configuration.
-        turns_in: names of the other readings (ways to compute costs) that change the verdict or may change
-            it. Empty if the verdict is open.
-        readings: the decisions by the other possible readings, by name.
+        least_p: the smallest p value that the rank test can give with this number of searches.
+        power: the probability to detect a true ratio of ``SAVING`` at the first level of Holm's method.
+        reached: for the first and then for the second configuration, the number of hyperparameter searches
+            that reached the target, and of all searches.
+        turns_in: names of other ways to compute costs (readings) that make the verdict fragile.
+        readings: the decisions by the other readings, by name.
     """
 
     claim: Claim
@@ -87,18 +72,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class Records:
-    """The recorded trials of all experiments on one task, and the training curves of the best trials.
-
-    Attributes:
-        rows: trials, by the name of the experiment.
-        curves: training curves, by the name of the experiment.
-    """
+    """The trials of all experiments on one task, and the training curves of the best trials."""
 
     rows: dict[str, Sequence[Row]] = field(default_factory=dict)
     curves: dict[str, Sequence[Curve]] = field(default_factory=dict)
 
     def of_arm(self, experiment: str, arm: str) -> tuple[list[Row], list[Curve]]:
-        """Return the trials and training curves of one configuration, which are empty without records."""
+        """Return the trials and training curves of one configuration; both are empty without records."""
         tables = (self.rows.get(experiment, ()), self.curves.get(experiment, ()))
         rows, curves = ([one for one in table if one["arm"] == arm] for table in tables)
         return rows, curves
@@ -106,13 +86,11 @@ class Records:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Results of the two configurations that a claim compares, with one value per hyperparameter search.
-
-    A value is the logarithm of a cost, or a negated metric, so a lower value is better.
+    """The results of the two configurations that a claim compares.
 
     Attributes:
-        ours, theirs: values of the claim's first and second configuration, each as bounds.
-        noise: uncertainty of the difference between the means of both. None if unknown.
+        ours, theirs: for each hyperparameter search, bounds of the log cost or of the negated metric.
+        noise: standard error of the difference of the means. None if unknown.
     """
 
     ours: Sequence[Bounds]
@@ -140,7 +118,9 @@ def decide(records: Records, task: str) -> list[Decision]:
     """Decide every claim on one task."""
     pairs = {claim.key: _pairs(claim, records) for claim in CLAIMS}
     found = _decide_all(task, {key: of_claim.get(AS_SEARCHED.name) for key, of_claim in pairs.items()})
-    noises = {key: _widest(list(of_claim.values())) for key, of_claim in pairs.items()}
+    # All other readings share one noise. With separate noises, a single very favorable cost would widen
+    # Welch's interval, and could leave a claim undecided.
+    noises = {key: _widest_noise(list(of_claim.values())) for key, of_claim in pairs.items()}
     readings = {
         reading.name: _decide_all(
             task,
@@ -158,20 +138,13 @@ def decide(records: Records, task: str) -> list[Decision]:
 
 def _with_readings(found: Decision, readings: Mapping[str, Decision]) -> Decision:
     others = {name: one for name, one in readings.items() if one.verdict != ABSENT}
-    turns_in = tuple(name for name, one in others.items() if _turns(found, one))
+    turns_in = tuple(name for name, one in others.items() if _casts_doubt(found, one))
     verdict = FRAGILE if turns_in else found.verdict
     return replace(found, verdict=verdict, turns_in=turns_in, readings=others)
 
 
-def _turns(found: Decision, other: Decision) -> bool:
-    """Return whether another way to compute costs (reading) casts doubt on a verdict.
-
-    The other decision must have a different verdict, and a difference that supports the first verdict less.
-
-    Args:
-        found: the decision by the searches as they were run.
-        other: the decision by the other reading.
-    """
+def _casts_doubt(found: Decision, other: Decision) -> bool:
+    """Return whether ``other`` has a different verdict, and its difference supports ``found`` less."""
     if found.verdict not in (HOLDS, FAILS) or other.verdict == found.verdict:
         return False
     if found.verdict == HOLDS:
@@ -180,7 +153,7 @@ def _turns(found: Decision, other: Decision) -> bool:
 
 
 def _pairs(claim: Claim, records: Records) -> dict[str, _Pair]:
-    """Return the results that a claim compares, by the name of each reading that the records allow."""
+    """Return the results of both configurations, for each way to compute costs that the records allow."""
     ours, theirs = (records.of_arm(claim.experiment, name) for name in (claim.arm, claim.other))
     if not ours[0] or not theirs[0]:
         return {}
@@ -213,10 +186,7 @@ def _values(
 def _least_variance(
     claim: Claim, values: Sequence[Bounds], rows: Sequence[Row], curves: Sequence[Curve]
 ) -> float:
-    """Return the variance of log costs that arises because training is evaluated only at intervals.
-
-    The result is 0 for metrics, and for seconds per fresh example.
-    """
+    """Return the variance of log costs that comes from evaluating the model only at intervals."""
     steps = [np.diff(curve["fresh_examples"]) for curve in curves if len(curve["fresh_examples"]) > 1]
     if claim.no_harm or claim.excess is not None or not steps:
         return 0.0
@@ -238,11 +208,8 @@ def _known(value: Bounds) -> float:
     return value.high if math.isfinite(value.high) else value.low
 
 
-def _widest(pairs: Sequence[_Pair]) -> Noise | None:
-    """Return the noise that gives the widest confidence interval.
-
-    The first pair counts in any case, and other pairs only if all their values are exactly known.
-    """
+def _widest_noise(pairs: Sequence[_Pair]) -> Noise | None:
+    """Return the noise with the widest interval, among the first pair and all pairs with exact values."""
     noises = [pair.noise for number, pair in enumerate(pairs) if number == 0 or pair.is_exact()]
     return max(
         (noise for noise in noises if noise is not None),
@@ -252,15 +219,7 @@ def _widest(pairs: Sequence[_Pair]) -> Noise | None:
 
 
 def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decision]:
-    """Decide every claim, and correct the p values for the number of claims.
-
-    Args:
-        task: name of the task.
-        pairs: the results that each claim compares, by the claim's key. None if they are not yet measured.
-
-    Returns:
-        The decisions by the claim's key.
-    """
+    """Decide every claim, and correct the p values for the number of claims."""
     found = {}
     for claim in CLAIMS:
         absent, pair = Decision(claim, task, ABSENT), pairs[claim.key]
@@ -275,7 +234,7 @@ def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decis
 
 
 def _compare(absent: Decision, pair: _Pair) -> Decision:
-    """Decide one claim. For a claim that is tested, Holm's method later corrects p value and verdict."""
+    """Decide one claim. Holm's method may later correct the p value and the verdict."""
     claim, noise = absent.claim, pair.noise
     against = _difference(pair.ours, pair.theirs)
     in_favour = -_difference(pair.theirs, pair.ours)
@@ -304,10 +263,7 @@ def _difference(ours: Sequence[Bounds], theirs: Sequence[Bounds]) -> float:
 
 
 def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | None:
-    """Return the effect for the report: a ratio of costs, or an increase of the metric.
-
-    The result is None if the difference is infinite.
-    """
+    """Return the ratio of costs, or the increase of the metric; None if the difference is infinite."""
     if not math.isfinite(difference):
         return None
     known = noise is not None and (noise.error > 0 or not claim.no_harm)

@@ -1,8 +1,4 @@
-"""Write docs/claims.md, the page with a verdict on each of the paper's claims.
-
-The page starts with an overview. For each experiment and task, it has a table and the commands that produced
-the records.
-"""
+"""Write docs/claims.md, the page with a verdict on each of the paper's claims."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +18,7 @@ Tables = Mapping[tuple[str, str], Sequence[Row]]
 
 
 def claims_page(decisions: Sequence[Decision], tables: Tables, results: Path) -> str:
-    """Return the text of docs/claims.md, which is a template filled with the verdicts."""
+    """Return the text of docs/claims.md: a template filled with the verdicts."""
     page = TEMPLATE.read_text().replace("{overview}", overview(decisions))
     return page.replace("{experiments}", "\n\n".join(of_experiments(decisions, tables, results)))
 
@@ -101,11 +97,9 @@ def interval_words(ratio: Ratio, form: str) -> str:
 
 
 def _prediction_interval(effect: Ratio, is_difference: bool) -> Ratio:
-    """Return the 95 % prediction interval of an effect. It contains the result of 95 % of reruns.
+    """Return the 95 % prediction interval of an effect, which contains the result of 95 % of reruns.
 
-    The effect is a ratio of costs or a difference of metrics, measured by one experiment. Its prediction
-    interval is wider than its confidence interval, because the noise of the rerun adds to that of the first
-    run.
+    It is sqrt(2) times as wide as the confidence interval (in logs for a ratio), as the rerun is noisy too.
     """
     if effect.low is None or effect.high is None:
         return effect

@@ -1,7 +1,6 @@
 """Compare the measured time of whole training runs with the predicted time.
 
 The prediction is the total reading time or the total time of the training steps, whichever is larger.
-experiments/fig4 measures the times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,6 @@ def draw_time_ratios(record: Mapping[str, Any], path: Path, title: str) -> None:
 
     Args:
         record: the JSON file that ``experiments.fig4.predicted_time`` writes.
-        path: file to write; its suffix determines the format.
-        title: title of the figure.
     """
     colours = dict(zip(sorted({row["e"] for row in record["rows"]}), SERIES, strict=False))
     with figure(3.4, path, title) as drawing:
@@ -55,13 +52,7 @@ def draw_time_ratios(record: Mapping[str, Any], path: Path, title: str) -> None:
 
 
 def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
-    """Return a report section in Markdown: the figure, the verdict on each task, and a table of all runs.
-
-    Args:
-        title: heading of the section.
-        record: the JSON file that ``experiments.fig4.predicted_time`` writes.
-        figure: link to the figure.
-    """
+    """Return a report section with the figure, the verdict on each task, and a table of all runs."""
     rows: Sequence[Mapping[str, Any]] = record["rows"]
     verdicts = []
     for task in dict.fromkeys(row["task"] for row in rows):

@@ -1,20 +1,16 @@
 """Different ways to compute the cost of a configuration from the same recorded trials, without new training.
 
-Each configuration under comparison (arm) is tuned by several hyperparameter searches. The cost of a search is
-the number of fresh examples that its best trial needed to reach the target. A *reading* is one way to compute
-these costs. A verdict that depends on the reading is called fragile. There are five readings:
+Each configuration is tuned by several hyperparameter searches. The cost of a search is the number of fresh
+examples that its best trial needed to reach the target. A *reading* is one way to compute these costs:
 
-* One takes the searches as they were run.
-* Two use only the trials in a part of the search space: the lower or the upper three quarters of each
-  hyperparameter's range. If the search used a log scale, so do these parts.
-* Two use easier targets, with 1.5 and 2 times the error (or a loss that is higher by 0.1 and 0.2). They take
-  the costs from the training curves of the best trials at the original target, as the paper does for Fig. 4.
-  An easier target is not used if a model that guesses would meet it.
+* One reading takes the searches as they were run.
+* Two use only trials in the lower or in the upper three quarters of each hyperparameter's range, on the scale
+  of the search (linear or log).
+* Two use easier targets, with 1.5 and 2 times the error, or a loss that is higher by 0.1 and 0.2. They take
+  the costs from the training curves of the best trials.
 
-The cost of a search may be known only up to bounds. If a search missed the target, its cost is at least the
-number of examples that it read. In a part of the space, another trial may be the best of its search. This
-trial may have been pruned (``search.prune``), which means stopped before it reached the target. Its cost is
-then above the number of examples that it read.
+The cost may be known only up to bounds. If a trial missed the target or was stopped early (``search.prune``),
+its cost is at least the number of examples that it read.
 """
 
 import math
@@ -48,13 +44,13 @@ _UNKNOWN = Bounds(0, math.inf)
 
 @dataclass(frozen=True)
 class Reading:
-    """A way to compute a configuration's costs: from all trials, some of them, or for an easier target.
+    """A way to compute the cost of a configuration from its recorded trials.
 
     Attributes:
         name: name in the report.
-        part: limits of the hyperparameters of the trials that count. Each hyperparameter has a position in
-            its search range, from 0 (lower end) to 1 (upper end).
-        step: how much easier the target is, 1 or 2 (see ``easier``). The original target has 0.
+        part: range of hyperparameters to use, as positions in the search range from 0 (lower end) to 1 (upper
+            end).
+        step: how much easier the target is (see ``easier``); 0 for the original target.
     """
 
     name: str
@@ -62,13 +58,13 @@ class Reading:
     step: int = 0
 
     def costs(self, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
-        """Return the costs of one configuration in fresh examples, one for each hyperparameter search.
+        """Return bounds of the cost of each hyperparameter search, in fresh examples.
 
-        The result is None if the records do not contain the data for this way of computing costs.
+        The result is None if the records do not contain the necessary data.
 
         Args:
-            rows: all trials of the configuration.
-            curves: the metric during training, for the best trial of each search.
+            rows: all trials of one configuration.
+            curves: training curve of the best trial of each search.
         """
         if self == AS_SEARCHED:
             return searched_costs(rows)
@@ -76,24 +72,21 @@ class Reading:
             return None
         if self.step:
             return _easier_costs(self.step, rows, curves)
-        return [_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
+        return [_cost_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
 
     def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
-        """Return the best metric of each search, over all evaluations of the trials that this reading uses.
+        """Return the best metric of each hyperparameter search, over its trials within ``part``.
 
-        The result is None for a reading with an easier target, because the target does not change the best
-        metric. It is also None for a part of the search space if no hyperparameters were searched.
+        The result is None for an easier target. It is also None for a part of the range if nothing was
+        searched.
         """
         if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
             return None
         return [best_value(_inside(search, *self.part)) for _, search in _searches(rows)]
 
 
-def _bounds(search: Sequence[Row]) -> Bounds:
-    """Return a lower and an upper bound of a search's lowest cost.
-
-    A trial that missed the target, e.g. because it was stopped early, costs at least what it read.
-    """
+def _cost_bounds(search: Sequence[Row]) -> Bounds:
+    """Return bounds of a search's lowest cost. A trial that missed costs at least the examples it read."""
     counted = [row for row in search if row["counted"]]
     read = [row["fresh_examples"] for row in counted if counted_cost(row) is None]
     cheapest = lowest(map(counted_cost, counted))
@@ -115,20 +108,14 @@ def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Co
 
 
 def easier(metric: str, target: float, step: int, chance: float | None = None) -> float | None:
-    """Return a target that is easier to reach than the original target.
+    """Return an easier target, or None if a model that guesses would meet this target.
 
     For an accuracy, each step adds half of the original error: 90 % becomes 85 % at step 1, and 80 % at step
     2. For a loss, each step adds 0.1.
 
     Args:
-        metric: name of the metric.
-        target: the original target.
         step: 1 or 2.
-        chance: the metric of a model that guesses. None stands for 0 for an accuracy, and for infinity for a
-            loss.
-
-    Returns:
-        The easier target, or None if a model that guesses would meet it.
+        chance: the metric of a model that guesses. None stands for 0, or for infinity for a loss.
     """
     if metric in LESS_IS_BETTER:
         value = target + _EASIER_LOSS * step
@@ -145,12 +132,12 @@ def _first_at(curve: Curve, target: float, metric: str) -> Bounds:
 
 
 def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """Return the trials of one configuration by hyperparameter search, sorted by the search's number."""
+    """Return the number and the trials of each hyperparameter search of one configuration."""
     return sorted((repeat, search) for (_, repeat), search in searches(rows).items())
 
 
 def _were_searched(rows: Sequence[Row]) -> bool:
-    """Return whether the rows come from hyperparameter searches. Other rows allow only ``AS_SEARCHED``."""
+    """Return whether the rows come from hyperparameter searches."""
     return all(row.get("positions") for row in rows)
 
 

@@ -15,10 +15,8 @@ _RESAMPLES = 20_000  # number of random splits if there are more possible splits
 def grid_variance(costs: Sequence[float], step: float) -> float:
     """Return the variance of log costs that is due to evaluating the model only every ``step`` examples.
 
-    The cost of a run is the number of examples at its first evaluation that meets the target. The run in fact
-    met the target somewhere in the ``step`` examples before. The error of the cost is therefore uniform, with
-    variance step^2 / 12. Divided by the squared cost, this is approximately the variance of the log cost. The
-    result is the mean over all costs.
+    The true cost lies in the ``step`` examples before the recorded cost, so its variance is step^2/12.
+    Division by the squared cost gives approximately the variance of the log cost.
     """
     return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
 
@@ -27,8 +25,8 @@ def less_p(difference: float, noise: Noise) -> float:
     """Return the p value of a one-sided t test of whether the true difference between two means is below 0.
 
     Args:
-        difference: the measured difference between the means.
-        noise: the standard error of this difference, which must be above 0, and the degrees of freedom.
+        difference: the measured difference.
+        noise: its standard error, which must be above 0, and the degrees of freedom.
     """
     from scipy import special
 
@@ -36,12 +34,7 @@ def less_p(difference: float, noise: Noise) -> float:
 
 
 def power(difference: float, noise: Noise, level: float = 0.05) -> float:
-    """Return the power of the test ``less_p``: the probability that its p value is below ``level``.
-
-    Args:
-        difference: the true difference between the means, which is assumed.
-        noise: the standard error of the measured difference, and the degrees of freedom.
-    """
+    """Return the probability that ``less_p`` is below ``level`` if ``difference`` is the true difference."""
     from scipy import stats
 
     edge = stats.t.ppf(level, noise.freedom)
@@ -51,14 +44,11 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
     """Return the p value of a one-sided rank test of whether a configuration costs less than the baseline.
 
-    The test is a permutation test. It compares the sum of the configuration's ranks with the sums after all
-    other ways of splitting the costs into two groups of the same sizes. If there are more than 20,000 ways,
-    the test uses 20,000 random ones with a fixed seed.
+    The permutation test compares the rank sum of ``costs`` with those of all other splits of the costs into
+    two groups, or of 20,000 random splits if there are more.
 
     Args:
-        costs: one cost per run or hyperparameter search. None if the target was missed, which counts as the
-            highest cost.
-        baseline: the costs of the baseline, in the same form.
+        costs: one cost per run or hyperparameter search. None, for a missed target, is the highest cost.
     """
     from scipy import stats
 
@@ -81,11 +71,7 @@ def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p values that are corrected for multiple tests by Holm's method (1979).
-
-    The correction controls the family-wise error rate. If all claims with a corrected p value below alpha are
-    accepted, the probability that any accepted claim is false is at most alpha.
-    """
+    """Correct p values for multiple tests by Holm's method (1979), to control the family-wise error rate."""
     adjusted: dict[str, float] = {}
     largest = 0.0
     for position, (name, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

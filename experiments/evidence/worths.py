@@ -1,7 +1,4 @@
-"""Draw how much a repeat is worth, from the results of experiments/distance and experiments/repeat_value.
-
-The value of a repeat is the number of new examples that one repeat replaces.
-"""
+"""Plot the value of a repeat: the number of new examples that one repeat replaces."""
 
 from collections.abc import Sequence
 from pathlib import Path

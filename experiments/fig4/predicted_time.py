@@ -1,17 +1,15 @@
 """Test whether the numbers of fresh examples and steps predict the wall time of training.
 
-With echoing factor e, training uses each example e times. The predicted time until the target is T(e) =
-max(fresh(e) t_upstream, steps(e) t_step). Here fresh(e) is the number of examples that are read, and steps(e)
-is the number of steps. t_upstream is the time to read an example, and t_step is the time of a training step.
-To run the test:
+The predicted time is max(fresh * t_upstream, steps * t_step). Here fresh is the number of examples that are
+read, and t_upstream is the time to read one. steps is the number of training steps, and t_step is the time of
+one step. To run the test:
 
     python scripts/cifar10_shards.py DATA SHARDS
     python -m experiments.fig4.predicted_time SHARDS
 
-The numbers fresh(e) and steps(e) come from committed records, from the first search or seed of each factor.
-The test then trains the same runs again, one after another, with reads and steps slowed down to a fixed pace.
-A step sleeps until ``STEP_S`` seconds have passed, like a CPU that waits for a GPU. The reads of digits are
-slowed down by a source that sleeps. CIFAR-10 comes from ``scripts/slow_store.py`` at a limited rate.
+The numbers come from committed records. The test trains the same runs again, with reads and steps slowed down
+to a fixed pace. For digits, the dataset sleeps at each read. CIFAR-10 comes from ``scripts/slow_store.py`` at
+a limited rate.
 """
 
 import argparse
@@ -66,14 +64,7 @@ class Paced:
 
 @contextmanager
 def paced(example_s: float | None) -> Iterator[None]:
-    """Context manager in which training steps, and optionally reads, have a fixed minimum duration.
-
-    A step takes at least ``STEP_S`` seconds, from the computation of the loss to the update of the weights. A
-    known duration is necessary to predict the time of a whole run.
-
-    Args:
-        example_s: minimum seconds per read; None does not slow down reads.
-    """
+    """Run training steps of at least ``STEP_S`` seconds and, if given, reads of at least ``example_s``."""
     began = 0.0
 
     def build(config: Any) -> Task:
@@ -94,7 +85,7 @@ def paced(example_s: float | None) -> Iterator[None]:
 
 @contextmanager
 def store(shards: Path, example_s: float) -> Iterator[None]:
-    """Context manager that serves tar shards over http, at one example per ``example_s`` seconds."""
+    """Serve tar shards over http, at one example per ``example_s`` seconds."""
     with tarfile.open(shards / "train-00.tar") as archive:
         examples = sum(name.endswith(".png") for name in archive.getnames())
     kilobytes = (shards / "train-00.tar").stat().st_size / examples / 1024
@@ -120,13 +111,10 @@ def train(task: str, factor: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(task: str, ratio: float, factor: int, shards: Path) -> dict[str, Any]:
-    """Measure the time of one training run to its target, and return it together with the predicted time.
+    """Train once to the target, and return a row with the measured and the predicted seconds.
 
     Args:
-        task: name of the task.
-        ratio: R, the time to read a batch divided by the time of a training step.
-        factor: echoing factor e.
-        shards: folder of the CIFAR-10 shards.
+        ratio: the time to read a batch divided by the time of a training step.
     """
     # Use the first search or seed of the factor.
     row = best_trials(read_rows(RESULTS / EXPERIMENTS[task] / task / "trials.json"))[f"e{factor}", 0]

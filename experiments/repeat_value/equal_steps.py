@@ -1,18 +1,15 @@
 """Measure the value of a repeat at equal steps: ``python -m experiments.repeat_value.equal_steps TASK``
 
-The value of a repeat, or its worth, is the number of new examples that one repeat replaces. To measure it, a
-model is trained without repeats. At several checkpoints, copies of the model continue training in different
-ways, which are called branches:
+The value of a repeat is the number of new examples that one repeat replaces. To measure it, a model is
+trained without repeats. At several checkpoints, copies of the model continue training in three ways:
 
-* Branch A trains on 16 new batches, once.
-* Branch B trains on the examples of these 16 batches, e times each. There is one branch B for each echo
-  variant and echoing factor e.
-* Branch C trains on 16 e new batches, once. It takes as many steps as branch B.
+* A: train on 16 new batches.
+* B: train on the examples of these 16 batches, e times each, for several echo variants and factors e.
+* C: train on 16 * e new batches, and therefore for as many steps as in B.
 
-Let L be the validation loss after a branch. The value of a repeat is (L_A - L_B) / (L_A - L_C).
+Let L be the validation loss afterwards. The value of a repeat is (L_A - L_B) / (L_A - L_C).
 
-README.md has the decision rule. The result of each run is written to a file. After an interruption, the same
-command therefore continues with the remaining runs. The tables are written after the last run.
+README.md has the decision rule. After an interruption, the same command continues.
 """
 
 from collections.abc import Sequence
@@ -47,21 +44,15 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Subject:
-    """A task on which the experiment runs, with its settings.
-
-    During training, copies of the model continue from several checkpoints, with and without repeats. These
-    continuations are called branches.
+    """Settings of the experiment for one task.
 
     Attributes:
-        overrides: config overrides for the task. The command line adds the ``data.path``.
-        variants: echo variants that are tested. Text has no augmentation, so example echoing has only one
-            variant there.
-        checkpoints: where branches start, as numbers of examples that the model has read. Each is a whole
-            number of batches.
-        fresh: number of distinct examples in a branch with repeats (16 batches).
-        continuations: how often each branch is trained, each time on different examples.
-        noise: whether to measure the gradient noise at each checkpoint: AdaScale's sigma^2 and mu^2. The
-            noise sigma^2 is split into the noise between examples and the noise between augmented copies.
+        overrides: config overrides, without ``data.path``.
+        variants: echo variants to test.
+        checkpoints: numbers of examples after which copies of the model continue, with and without repeats.
+        fresh: number of distinct examples in a continuation with repeats (16 batches).
+        continuations: how often each continuation is repeated with different examples.
+        noise: whether to estimate the gradient noise at each checkpoint.
     """
 
     overrides: tuple[str, ...]
@@ -99,22 +90,17 @@ def workload(subject: Subject, overrides: Sequence[str]) -> Workload:
 
 
 def branches_of(subject: Subject) -> list[tuple[str, int, int]]:
-    """Return the branches: the ways in which training continues from a checkpoint, with and without repeats.
+    """Return the ways to continue training from a checkpoint, with and without repeats.
 
     Returns:
-        Tuples of the echo variant, the echoing factor, and the number of distinct examples divided by
-        ``subject.fresh``.
+        Tuples of echo variant, echoing factor, and number of distinct examples in units of ``subject.fresh``.
     """
     new = [("none", 1, times) for times in (1, *FACTORS)]
     return new + [(variant, factor, 1) for factor in FACTORS for variant in subject.variants]
 
 
 def run(work: Workload, subject: Subject, seed: int) -> list[Row]:
-    """Train once without repeats, and continue from each checkpoint in all branches.
-
-    Returns:
-        One row for each branch at each checkpoint.
-    """
+    """Train without repeats. Return a row for each way to continue from each checkpoint."""
     torch.manual_seed(seed)
     model = work.task.build_model()
     optimizer = make_optimizer(work.config, model)
@@ -145,12 +131,9 @@ def _branches(
     length: int,
     at: tuple[int, int],
 ) -> list[Row]:
-    """Continue training from one checkpoint in every branch, and return a row with the mean loss of each.
+    """Continue training from one checkpoint in all ways, and return the mean validation loss of each.
 
-    All branches start from copies of the same model and optimizer. Each branch is trained
-    ``subject.continuations`` times, each time on different examples. In one such repetition, all branches
-    begin with the same examples, and augment them in the same way at their first use. The losses of two
-    branches can therefore be compared in pairs.
+    All ways start from the same model, optimizer and examples, so their losses are paired.
     """
     losses: dict[tuple[str, int, int], list[float]] = {branch: [] for branch in branches_of(subject)}
     for continuation in range(subject.continuations):
@@ -179,14 +162,13 @@ class Interval(NamedTuple):
 def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | None:
     """Return mean(above) / mean(below) with Fieller's confidence interval.
 
-    Both arrays have one value for each of n runs, in the same order. Let A and B be the means of ``above``
-    and ``below``, s_aa and s_bb their sample variances over the runs, and s_ab their sample covariance.
-
-    The interval contains every ratio r that Student's t test does not reject. The test asks whether the
-    differences d = above - r below have the mean 0. It does not reject r if mean(d)^2 <= t^2 var(d) / n,
-    where t is the critical value. With the definitions above, this condition is a quadratic inequality in r::
+    The interval contains every ratio r for which Student's t test does not reject that above - r below has
+    mean 0. This condition is a quadratic inequality in r::
 
         (B^2 - t^2 s_bb / n) r^2 - 2 (A B - t^2 s_ab / n) r + (A^2 - t^2 s_aa / n) <= 0
+
+    Here A and B are the means of ``above`` and ``below`` over n runs, s_aa and s_bb are their sample
+    variances, s_ab is their sample covariance, and t is the critical value.
 
     Source: E. C. Fieller, 1954, "Some problems in interval estimation".
 
@@ -195,8 +177,7 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
         level: level of the test, e.g. 0.05 for a 95 % interval.
 
     Returns:
-        The ratio and its interval. None if a value is infinite or NaN, or if the mean of ``below`` is not
-        significantly above 0, because the interval is then unbounded.
+        None if a value is not finite, or if the mean of ``below`` is not significantly above 0.
     """
     if not (np.isfinite(above).all() and np.isfinite(below).all()):
         return None
@@ -212,11 +193,7 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
 
 
 def decide(interval: Interval | None) -> str:
-    """Return the verdict on whether the value of a repeat is at least 0.9.
-
-    The verdict is "holds" if the whole interval lies at or above 0.9, and "does not hold" if it lies below.
-    Otherwise the verdict is "not decided".
-    """
+    """Return "holds" if the interval is at or above 0.9, "does not hold" below, else "not decided"."""
     if interval is None:
         return OPEN
     if interval.low >= AT_LEAST:
@@ -225,15 +202,11 @@ def decide(interval: Interval | None) -> str:
 
 
 def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers:
-    """Return how much lower the loss is after a branch than after branch A, for each run: [runs].
-
-    A branch is a way to continue training from a checkpoint. Branch A uses 16 new batches once, without
-    repeats. The runs are in the order of their seeds.
+    """Return how much lower the loss is after ``branch`` than after 16 new batches, by seed: [runs].
 
     Args:
-        rows: results of all runs.
-        at: the checkpoint, as the number of examples that the model has read.
-        branch: echo variant, echoing factor, and number of new examples as in ``branches_of``.
+        at: number of examples that the model has read before.
+        branch: how training continues, as in ``branches_of``.
     """
     of_branch = {
         (row["seed"], row["echo_variant"], row["echo_factor"], row["times_new"]): row["loss_after"]
@@ -245,10 +218,9 @@ def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers
 
 
 def readings(rows: Sequence[Row]) -> list[Row]:
-    """Compute the value of a repeat for each branch with repeats at each checkpoint, and the verdict.
+    """Compute how many new examples one repeat replaces, for each echo variant, factor and checkpoint.
 
-    Returns:
-        One row for each of these branches and checkpoints, and a last row with the task's verdict.
+    The last row has the verdict.
     """
     checkpoints = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
@@ -280,17 +252,14 @@ def readings(rows: Sequence[Row]) -> list[Row]:
 def correlations(rows: Sequence[Row]) -> list[Row]:
     """Return three rank correlations between the noise of the gradient and the value of a repeat.
 
-    The value of a repeat is the loss reduction by repeats, divided by the mean loss reduction by as many new
-    examples. The signal-to-noise ratio is mu^2, the squared norm of the mean gradient, divided by a variance
-    of the gradient. This variance is the part of the noise that a repeat shares with the first use of the
-    example.
+    The value of a repeat is its loss reduction, divided by that of as many new examples. The signal-to-noise
+    ratio is the squared norm of the mean gradient, divided by the variance that a repeat shares with the
+    first use of its example. The correlations are:
 
-    The correlations are:
-
-    * Over the checkpoints of a run, between the signal-to-noise ratio and the value of a repeat.
-    * Over runs at the same checkpoint, between the same two quantities.
-    * Over the checkpoints of a run, between the noise of augmented copies (relative to mu^2) and the
-      additional value of repeats that are augmented separately.
+    * Between signal-to-noise ratio and value, over the checkpoints of a run.
+    * Between signal-to-noise ratio and value, over runs at the same checkpoint.
+    * Between the noise of augmentation and the additional value of augmenting each repeat, over the
+      checkpoints of a run.
     """
     positions = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
@@ -323,14 +292,10 @@ def _ranks_of_rows(ours: Numbers, theirs: Numbers) -> Numbers:
 
 
 def _correlation_terms(signal: Numbers, worth: Numbers) -> Numbers:
-    """Return a matrix [runs, runs] whose trace is the rank correlation of ``signal`` and ``worth`` over runs.
+    """Return a matrix [runs, runs] whose trace is the rank correlation of the arguments over runs.
 
-    Element [i, j] combines the signal of run i with the worth in run j. The correlation is computed at each
-    checkpoint and averaged over checkpoints.
-
-    Args:
-        signal: signal-to-noise ratio of the gradient, [runs, checkpoints].
-        worth: value of a repeat, [runs, checkpoints].
+    Element [i, j] combines ``signal`` of run i with ``worth`` of run j, averaged over checkpoints. Both
+    arguments are [runs, checkpoints].
     """
 
     def standardised(values: Numbers) -> Numbers:
@@ -344,14 +309,7 @@ def _correlation_terms(signal: Numbers, worth: Numbers) -> Numbers:
 
 
 def _permuted(products: Numbers) -> Row:
-    """Return the rank correlation over runs and its one-sided p value, by a permutation test.
-
-    The test compares the correlation with those after random permutations. Each permutation combines the
-    gradient noise of one run with the value of a repeat in another run.
-
-    Args:
-        products: the result of ``_correlation_terms``.
-    """
+    """Return the trace of ``products``, with a one-sided p value by random permutations of runs."""
     runs, rng = np.arange(len(products)), np.random.default_rng(0)
     found = float(products[runs, runs].sum())
     drawn = [products[runs, rng.permutation(runs)].sum() for _ in range(_PERMUTATIONS)]

@@ -1,8 +1,4 @@
-"""Training and measurements for equal_steps.py, which measures how much a repeated example is worth.
-
-A model is trained for one epoch on selected examples. The noise of its gradient is split into two components:
-the noise between examples and the noise between augmented copies of an example.
-"""
+"""Train a model for equal_steps.py, and measure its loss and the noise of its gradient."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -31,8 +27,8 @@ class Noise(NamedTuple):
     """The variances of the gradient of one augmented example, and the squared norm of its mean.
 
     Attributes:
-        between: variance, over examples, of the gradient averaged over all augmentations of an example.
-        within: variance over the augmentations of an example, averaged over examples.
+        between: variance between examples, after averaging over augmentations.
+        within: variance between augmentations of the same example.
         square: mu^2, the squared norm of the mean over all examples and augmentations.
     """
 
@@ -45,24 +41,19 @@ def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
     """Estimate the noise components and the squared mean of a gradient without bias (see ``Noise``).
 
     There are m examples with k augmented copies each. Let g_ij be the gradient of copy j of example i, g_i
-    the mean over the copies of example i, and g the mean of all gradients. The estimates of ``within``,
-    ``between`` and mu^2, the squared norm of the mean gradient, are::
+    the mean over the copies of example i, and g the mean of all gradients. The estimates are::
 
         within  = sum_ij |g_ij - g_i|^2 / (m (k - 1))
         v       = sum_i |g_i - g|^2 / (m - 1)
         between = v - within / k
         mu^2    = |g|^2 - v / m
 
-    Here v is the variance of g_i. Its expected value is between + within / k. The estimate of ``within`` is
-    never negative, but the estimates of ``between`` and mu^2 can be.
-
-    The method is a one-way analysis of variance with random effects, summed over parameters. The sum between
-    + within is AdaScale's sigma^2 for a batch of one example (``adascale/estimators.py``). For a batch of b
-    examples, the noise is sigma^2 / b.
+    The estimates of ``between`` and mu^2 can be negative. The method is a one-way analysis of variance with
+    random effects, summed over parameters. The sum between + within is AdaScale's sigma^2 for a batch of one
+    example.
 
     Args:
-        blocks: gradients [examples, copies, parameters] of independent examples. Every block has the same
-            number of copies, at least two.
+        blocks: gradients [examples, copies, parameters], with at least two copies.
     """
     examples, copies = 0, 0
     around_means, of_means = 0.0, 0.0
@@ -83,12 +74,10 @@ def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
 def example_gradients(
     model: nn.Module, loss: Callable[[Any, Any], Any], batch: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Compute the gradient of each example's loss separately: [examples, parameters].
+    """Return the gradient of each example's loss: [examples, parameters].
 
     Args:
-        model: a model without operations across the batch (no batch norm).
-        loss: as ``Task.loss``.
-        batch: tensors whose first axis is the examples.
+        model: a model without operations across the batch, such as batch norm.
     """
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -102,10 +91,7 @@ def example_gradients(
 
 
 def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> Rows:
-    """Return the indices of the next examples in random order.
-
-    The first are those of the current epoch, ``rest``. Whole epochs of ``length`` examples follow.
-    """
+    """Return the next ``number`` indices: ``rest`` of this epoch in random order, then further epochs."""
     rows = rng.permutation(rest)
     while len(rows) < number:
         rows = np.concatenate([rows, rng.permutation(length)])
@@ -130,10 +116,7 @@ class Workload:
         shuffle_buffer: int = 0,
         seed: int,
     ) -> None:
-        """Train for one epoch on the examples with the given indices, in the given order.
-
-        A shuffle buffer changes the order. The buffer is emptied at the end, so that every repeat is used.
-        """
+        """Train for one epoch on the examples with the given indices, including all their repeats."""
         loader = EchoLoader(
             {name: column[rows] for name, column in self.task.source.items()},
             self.config.batch_size,

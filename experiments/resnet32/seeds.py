@@ -53,10 +53,7 @@ def read_ends(sweep: Path) -> list[dict[str, Any]]:
 
 
 def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
-    """Add the final results of a sweep's runs to the recorded results, and return their file.
-
-    Several machines may each run a part of the sweep, because earlier results stay in the file.
-    """
+    """Add the final results of a sweep to the recorded file ``ends.json``, and return its path."""
     experiment = json.loads((sweep / "design.json").read_text())["experiment"]
     ends = results / experiment / "cifar10" / "ends.json"
     known = json.loads(ends.read_text()) if ends.exists() else []
@@ -66,14 +63,10 @@ def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
 
 
 def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
-    """Return the number of fresh examples at which the accuracy first crosses the target.
+    """Return the number of fresh examples at which the accuracy first crosses the target; None if never.
 
     Args:
-        curve: pairs of fresh examples and accuracy, one for each evaluation. Between evaluations, the
-            accuracy is interpolated linearly.
-
-    Returns:
-        The number, or None if the accuracy never crosses the target.
+        curve: pairs of fresh examples and accuracy. Between the pairs, the accuracy is interpolated linearly.
     """
     for (before, low), (after, high) in itertools.pairwise(curve):
         if low < TARGET <= high:
@@ -82,12 +75,11 @@ def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
 
 
 def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
-    """Return the mean difference of two configurations in percentage points, and the verdict, both as text.
+    """Return the mean difference of two accuracies in percentage points, and the verdict, both as text.
 
     Args:
-        differences: the differences of their accuracies, one per seed.
-        margin: the largest loss of accuracy with which the first configuration still counts as "no worse".
-            With 0, this verdict does not occur.
+        differences: first minus second configuration, one per seed.
+        margin: the largest loss of accuracy that still counts as "no worse"; 0 disables this verdict.
     """
     if len(differences) < 2:
         return "-", "not decided"
@@ -128,7 +120,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cost_table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table: the fresh examples to 91 % accuracy by seed, and the ratio to the baseline."""
+    """Return a Markdown table of the fresh examples to 91 % accuracy, and the ratio to the baseline."""
     costs, seeds = by_arm(rows, "to_91")
     lines = []
     for arm, of_seeds in costs.items():
@@ -142,13 +134,11 @@ def cost_table(rows: Sequence[Row]) -> str:
 def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[str, str]:
     """Return the ratio of a configuration's costs to the baseline's, and the verdict, both as text.
 
-    The ratio is a geometric mean over seeds, with its 95 % interval. The verdict is "fewer" or "more" if the
-    whole interval lies below or above 1, and "not decided" otherwise. If a run missed the target, there is no
-    ratio.
+    The ratio is a geometric mean with a 95 % interval. The verdict is "fewer" or "more" if the whole interval
+    lies below or above 1. If a run missed the target, there is no ratio.
 
     Args:
-        pairs: for each seed, the number of fresh examples to the target of the configuration and of the
-            baseline. None stands for a run that missed the target.
+        pairs: for each seed, the configuration's cost and the baseline's cost. None if the run missed.
     """
     logs = [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
     if len(logs) < len(pairs) or len(logs) < SEEDS or not any(logs):

@@ -20,13 +20,12 @@ CostsBySeed = Mapping[int, tuple[float, bool]]
 def costs_by_arm(results: Path, *, final_counts: bool = False) -> dict[str, CostsBySeed]:
     """Return the cost of each configuration (arm) to reach the target, by the configuration's name.
 
-    The cost of a configuration has one entry per seed: the number of fresh examples, and whether the run
-    reached the target. If the run missed the target, the number is what it read in total. Two configurations
-    come from the experiment cifar10_depth8_80, and are renamed to match the others.
+    For each seed, the cost is the number of fresh examples, and whether the run reached the target. If it did
+    not, the number is the total that the run read.
 
     Args:
-        results: folder of the recorded results of all experiments.
-        final_counts: whether a run also counts as reaching the target if only its final accuracy meets it.
+        results: folder of the recorded results.
+        final_counts: also count a run that meets the target only with its final accuracy.
     """
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for record in ("schedule_clock", "schedule_clock_e4", "cifar10_depth8_80"):
@@ -49,9 +48,8 @@ def costs_by_arm(results: Path, *, final_counts: bool = False) -> dict[str, Cost
 def ratio(ours: CostsBySeed, theirs: CostsBySeed) -> tuple[str, str]:
     """Return the ratio of two configurations' costs, and whether it lies above or below 1, both as text.
 
-    A cost is a number of fresh examples, and the ratio is a geometric mean over seeds. If all runs reached
-    the target, the ratio has a 95 % interval. If runs of only one configuration missed the target, the ratio
-    is a bound, e.g. ``>0.72``. If runs of both missed the target, the ratio is unknown.
+    The ratio is a geometric mean over seeds, with a 95 % interval. If only one configuration missed the
+    target, the ratio is a bound such as ``>0.72``. If both missed the target, the ratio is unknown.
     """
     logs = [math.log(ours[seed][0] / theirs[seed][0]) for seed in theirs]
     mean = fmean(logs)
@@ -72,11 +70,9 @@ def ratio(ours: CostsBySeed, theirs: CostsBySeed) -> tuple[str, str]:
 def tuned(found: Mapping[str, CostsBySeed], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
     """Return the costs of the best configuration, chosen for each seed by the results of the other seeds.
 
-    The choice for a seed ignores the cost of that seed, so the result is not biased by the choice. The best
-    configuration has the lowest geometric mean cost, among those that always reached the target.
+    The best configuration always reached the target on the other seeds, at the lowest geometric mean cost.
 
     Args:
-        found: the result of ``costs_by_arm``.
         prefix: start of the names of the configurations to choose from.
 
     Returns:
@@ -95,20 +91,16 @@ def tuned(found: Mapping[str, CostsBySeed], prefix: str) -> tuple[dict[int, tupl
 
 
 def table(found: Mapping[str, CostsBySeed]) -> list[str]:
-    """Return the rows of a Markdown table of cost ratios.
+    """Return the rows of a Markdown table of cost ratios, by echoing factor and length of the decay.
 
-    A cost is the number of fresh examples to the target. Each row has three ratios for an echoing factor and
-    a length of the learning-rate decay:
+    A cost is the number of fresh examples to the target. The learning rate decays by the number of steps or
+    by the number of fresh examples. Each row has three ratios:
 
-    1. Effect of the repeats: the cost with echoing divided by the cost without. The learning rate decays with
-       the number of fresh examples.
-    2. Effect of the schedule: with echoing, the cost of a decay with the number of steps divided by the cost
-       of a decay with the number of fresh examples.
-    3. Both effects: the cost with echoing and a decay with the number of steps, divided by the cost without
-       echoing.
+    1. Effect of the repeats: with echoing to without echoing, both with a decay by fresh examples.
+    2. Effect of the schedule: a decay by steps to a decay by fresh examples, both with echoing.
+    3. Both effects: with echoing and a decay by steps, to without echoing.
 
-    The last row of each factor compares the best configuration with echoing to the best one without (see
-    ``tuned``).
+    The last row of each factor compares the best configurations with and without echoing.
     """
     lines: list[str] = []
     without, _ = tuned(found, "baseline")

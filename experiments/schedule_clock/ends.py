@@ -1,9 +1,8 @@
 """Estimate the cost of 80 % accuracy from complete runs: ``python -m experiments.schedule_clock.ends``.
 
 The cost is the number of fresh examples that training must read. Each run decays its learning rate over N
-steps, and only its final accuracy is used. For each echoing factor e, a line is fitted to the final accuracy
-against log N. The line reaches 80 % at some N, and N steps read N / e batches of fresh examples. The decision
-rule is in README.md.
+steps. For each echoing factor e, a line is fitted to the final accuracy against log N. The cost is N / e
+batches, at the N where the line reaches 80 %. The decision rule is in README.md.
 """
 
 import math
@@ -30,13 +29,9 @@ Row = Mapping[str, Any]
 class Cost(NamedTuple):
     """The estimated number of steps to reach the target accuracy with one echoing factor.
 
-    Each run takes N steps. A line is fitted to the final accuracies of the runs, against log N. The estimate
-    is the value of N at which this line crosses the target.
-
     Attributes:
-        steps: the estimate; None if the line does not rise with N.
-        in_range: whether the estimate lies between the smallest and the largest N of the runs, or outside by
-            at most a factor of 1.1.
+        steps: the estimate; None if the accuracy does not increase with the number of steps.
+        in_range: whether the estimate is at most a factor of 1.1 outside the range of the runs.
     """
 
     steps: float | None
@@ -47,8 +42,7 @@ class Ratio(NamedTuple):
     """The number of fresh examples to the target with echoing, divided by the number without echoing.
 
     Attributes:
-        ratio: the ratio; None if it cannot be estimated.
-        low, high: 95 % interval of the ratio; None if the ratio cannot be estimated.
+        low, high: 95 % interval.
         verdict: saves, costs more, or not decided.
     """
 
@@ -73,8 +67,7 @@ def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
     """Return log(fresh examples to the target with echoing / fresh examples without echoing).
 
     Returns:
-        The logarithm, and whether it is reliable. It is reliable if neither number is extrapolated far (see
-        ``Cost.in_range``). If one of the numbers cannot be estimated, the result is (nan, False).
+        The logarithm, or NaN if unknown, and whether both numbers are in range (see ``Cost.in_range``).
     """
     ours, theirs = cost(rows, factor), cost(rows, 1)
     if ours.steps is None or theirs.steps is None:

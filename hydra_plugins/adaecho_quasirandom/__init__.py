@@ -50,7 +50,7 @@ class QuasirandomSweeper(Sweeper):
         task_function: TaskFunction,  # noqa: ARG002
         config: DictConfig,
     ) -> None:
-        """Store the config of the sweep. ``task_function`` is not used, because it runs a single config."""
+        """Store the config of the sweep."""
         self._config_loader, self._config = hydra_context.config_loader, config
 
     def sweep(self, arguments: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class SlurmLauncher(Launcher):
     """A Hydra launcher that only holds the Slurm settings. The quasirandom sweeper submits the jobs."""
 
     def __init__(self, **settings: Any) -> None:
-        """Accept the Slurm settings that Hydra passes. The sweeper reads them from the config instead."""
+        """Accept the Slurm settings that Hydra passes."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Do nothing, because the sweeper submits the jobs."""
@@ -74,11 +74,7 @@ class SlurmLauncher(Launcher):
         job_overrides: Sequence[Sequence[str]],  # noqa: ARG002
         initial_job_idx: int,  # noqa: ARG002
     ) -> Sequence[JobReturn]:
-        """Raise an error, because another sweeper has called this launcher.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise an error, because another sweeper has called this launcher."""
         from adaecho.errors import ConfigError
 
         raise ConfigError("hydra/launcher=slurm: needs hydra/sweeper=quasirandom")

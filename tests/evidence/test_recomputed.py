@@ -181,7 +181,7 @@ def _sizes(sentence: str, task: str) -> tuple[int, int]:
 
 
 def test_pilots() -> None:
-    shown = cells(section("Pilots of many intervals"))
+    shown = cells(section("Pilots"))
     for experiment in ("reuse", "controls", "controls_cifar10"):
         rows = [row for row in shown if row[0] == experiment]
         assert rows

@@ -1,4 +1,4 @@
-"""The user's functions of a loader: check them, call them, and decide at which stage each function runs."""
+"""Check and call the functions that the user passes to a loader."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from adaecho.echo.read.chunks import NONE_SKIPPED, Preparation, Tried
 from adaecho.echo.settings import Settings, one_of, refuse, refuse_with_whole_batches
 from adaecho.echo.variants import BUFFER_FORMATS
 
-Origin = Callable[[int], str]
+Origin = Callable[[int], str]  # maps the number of an example in reading order to its name in messages
 Augment = Callable[[keyed.Items, Examples], Examples]
 """A function of items and their examples that returns as many augmented examples."""
 
@@ -22,26 +22,14 @@ _ONCE = 0x6F6E63655F666F72
 
 
 class Augmentation:
-    """Calls a user's augmentation, which may have one of three forms.
+    """Calls the user's ``augment``, which has one of three forms.
 
-    * ``augment.block(arrays, keys)`` augments n examples in one call. If ``augment`` has a method ``block``,
-      the loader always calls this method. ``arrays`` has the structure of one example, for example a dict,
-      but each array has an additional first axis of length n. ``keys`` is uint64 [n]. It contains one key per
-      example, from which the functions of ``adaecho.echo.order.keyed`` compute random numbers. The method
-      returns arrays in the same structure.
-    * ``augment(example, rng)`` augments one example. The seed of the NumPy generator ``rng`` depends only on
-      the example and on the index of its repeat.
-    * ``augment(example)`` draws from the global generators of torch, NumPy and ``random``. The loader seeds
-      these before each example and restores them afterwards, so this form is slower. If the function declares
-      ``thread_safe = True``, the loader does not seed them.
-
-    Args:
-        augment: the user's augmentation.
-        seed: seed of the random numbers.
-        origin: function that maps the number of an example in reading order to its name in error messages.
-
-    Raises:
-        ValueError: ``augment`` is not callable and has no ``block``, or it requires more than two arguments.
+    * ``augment.block(arrays, keys)`` augments n examples in one call, and is preferred if it exists.
+      ``arrays`` has the structure of one example, with an additional first axis of length n. ``keys``,
+      uint64 [n], are seeds for ``adaecho.echo.order.keyed``. The method returns the same structure.
+    * ``augment(example, rng)`` uses a NumPy generator that depends only on the example and its repeat.
+    * ``augment(example)`` uses the global generators of torch, NumPy and ``random``. The loader seeds and
+      restores these, unless ``augment`` declares ``thread_safe = True``.
     """
 
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
@@ -53,7 +41,7 @@ class Augmentation:
         self._seeds = self._num_arguments == 1 and not says_thread_safe(augment)
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Augment examples. ``items`` contains the number and the repeat of each example."""
+        """Augment examples; ``items`` contains the number and the repeat of each example."""
         drawn = keyed.item_keys(self._seed, items)
         if self._block is not None:
             try:
@@ -63,7 +51,7 @@ class Augmentation:
                 raise
         with keyed.global_generators_kept() if self._seeds else nullcontext():
             given = zip(singles_of(examples), drawn.tolist(), strict=True)
-            return one_by_one(self._drawn, given, items, self._origin, "while augmenting {}")
+            return call_each(self._drawn, given, items, self._origin, "while augmenting {}")
 
     def _drawn(self, example: Any, key: int) -> Any:
         if self._num_arguments == 2:
@@ -87,26 +75,13 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
 
 
 def says_thread_safe(function: Any) -> bool:
-    """Return whether the loader may call a user's function in several threads at the same time.
-
-    This is the case if the function, or the object whose method it is, declares ``thread_safe = True``. An
-    augmentation with a method ``block``, which augments many examples in one call, also counts as
-    thread-safe.
-    """
+    """Return whether several threads may call a user's function at the same time."""
     owner = getattr(function, "__self__", None)
     return hasattr(function, "block") or any(getattr(one, "thread_safe", False) for one in (function, owner))
 
 
 def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]:
-    """Return the augmentations in the argument ``augment`` as a list: none, one, or the two of a pair.
-
-    In a pair ``(once, each_time)``, ``once`` augments an example first. With
-    ``echo="example_before_augmentation"``, ``once`` runs before the echo, so all repeats share its result,
-    and ``each_time`` runs on each repeat.
-
-    Raises:
-        ValueError: ``augment`` is a tuple whose length is not 2, or one of its augmentations is invalid.
-    """
+    """Return the user's augmentations as a list: none, one, or the two of a pair ``(once, each_time)``."""
     if isinstance(augment, tuple) and len(augment) != 2:
         raise ValueError(f"augment: expected a tuple (once, each_time), got {len(augment)} parts")
     if isinstance(augment, tuple):
@@ -116,7 +91,7 @@ def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]
 
 
 def in_turn(augments: Sequence[Augment]) -> Augment | None:
-    """Combine augmentations into one that applies them in order. Return None if there are none."""
+    """Combine augmentations into one that applies them in order; None if there are none."""
 
     def augmented(items: keyed.Items, examples: Examples) -> Examples:
         for augment in augments:
@@ -127,28 +102,19 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
 
 
 def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
-    """Wrap ``decode`` as an augmentation, which runs first if the shuffle buffer stores encoded examples."""
+    """Wrap ``decode`` as an augmentation, for a buffer that stores encoded examples."""
     note = f"while decoding {{}}; {NONE_SKIPPED}"
-    return lambda items, examples: one_by_one(decode, zip(singles_of(examples)), items, origin, note)
+    return lambda items, examples: call_each(decode, zip(singles_of(examples)), items, origin, note)
 
 
-def one_by_one(
-    make: Callable[..., Any], given: Iterable[Any], items: keyed.Items, origin: Origin, note: str
+def call_each(
+    function: Callable[..., Any], calls: Iterable[Any], items: keyed.Items, origin: Origin, note: str
 ) -> list[Any]:
-    """Call a function once for each example, and return the list of results.
-
-    If a call fails, a note with the name of its example is added to the error.
-
-    Args:
-        make: the function to call.
-        given: the tuple of arguments for each call.
-        items: number and repeat of each example. ``origin`` maps the number to the name.
-        note: text of the note, with ``{}`` in place of the name.
-    """
+    """Call a function for each example. If a call fails, add the example's name to the error."""
     made: list[Any] = []
     try:
-        for arguments in given:
-            made.append(make(*arguments))
+        for arguments in calls:
+            made.append(function(*arguments))
     except Exception as error:
         error.add_note(note.format(origin(int(items[len(made)]) >> keyed.ECHO_BITS)))
         raise
@@ -156,24 +122,16 @@ def one_by_one(
 
 
 def span(items: keyed.Items, origin: Origin) -> str:
-    """Return text for an error message, such as "32 examples, from A to B" with two names of examples."""
+    """Describe examples in an error message, such as "32 examples, from A to B"."""
     first, last = origin(int(items[0]) >> keyed.ECHO_BITS), origin(int(items[-1]) >> keyed.ECHO_BITS)
     return first if len(items) == 1 else f"{len(items)} examples, from {first} to {last}"
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
-    """Find out whether a user's function accepts a random generator as second argument, and how to pass it.
-
-    Args:
-        function: takes an example, or a list of examples, as its first argument.
-        name: the EchoLoader argument that contains the function, for error messages.
+    """Find out whether and how a user's function accepts a random generator.
 
     Returns:
-        A pair. The first element says whether to pass the generator by keyword, as ``rng=``. The second is
-        the number of arguments: 2 with a generator, 1 without.
-
-    Raises:
-        ValueError: ``function`` is not callable, or it requires more than two arguments.
+        Whether to pass the generator as ``rng=``, and the number of arguments: 2 with a generator, else 1.
     """
     if not callable(function):
         pair = "; pass two parts as a tuple (once, each_time)" * isinstance(function, list)
@@ -194,17 +152,10 @@ def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class Functions:
-    """The functions that the user passes to a loader, with a check that the loader can use them.
-
-    Attributes:
-        decode, augment, collate, batch_length: the arguments of EchoLoader with these names.
-        settings: settings of the loader.
-        buffer_format: form in which the shuffle buffer stores examples, "decoded" or "encoded"; "auto" lets
-            the loader choose.
+    """The functions that the user passes to a loader, and the form in which its buffer stores examples.
 
     Raises:
-        ValueError: a function is not callable or would never be called, or the buffer cannot store examples
-            in the requested form.
+        ValueError: the loader cannot use a function, or cannot store examples in this form.
     """
 
     decode: Callable[[Any], Any] | None
@@ -255,18 +206,8 @@ class Functions:
         parts = self.augment if isinstance(self.augment, tuple) else (self.augment,)
         return all(part is None or says_thread_safe(part) for part in (self.decode, *parts))
 
-    def around_the_buffer(self, origin: Origin) -> tuple[Preparation, Augment | None]:
-        """Divide the user's functions into the steps before the shuffle buffer and the steps after it.
-
-        Args:
-            origin: function that maps the number of an example in reading order to its name in error
-                messages.
-
-        Returns:
-            A pair. The first element prepares examples before they enter the buffer. The second is the
-            augmentation of examples that leave the buffer, or None if there is none. If the buffer stores
-            encoded examples, this augmentation decodes them first.
-        """
+    def split_at_buffer(self, origin: Origin) -> tuple[Preparation, Augment | None]:
+        """Return how to prepare examples for the shuffle buffer, and how to augment them after it."""
         settings = self.settings
         parts = augmentations(self.augment, settings.seed, origin)
         # The first ``cut`` augmentations run before the echo. For a pair (once, each_time) this is ``once``.

@@ -1,10 +1,6 @@
-"""The stages of a loader that build batches.
+"""Augment the examples that leave the shuffle buffer, combine them into batches, and repeat batches.
 
-They augment the examples that leave the shuffle buffer, and collate them into batches. Batch echoing then
-repeats each batch, and can shuffle the repeats in a second buffer.
-
-If the source yields whole batches, each whole batch passes through these stages like a single example, with
-batch size 1.
+If the source yields whole batches, each of them is treated as one example, and the batch size is 1.
 """
 
 import threading
@@ -33,12 +29,10 @@ _COLLATE_SEED = 3  # added to the loader's seed, so that collate draws other num
 
 @dataclass(slots=True)
 class Batch:
-    """A batch, with the position of the training loop after it.
+    """A batch, and the position of the training loop after this batch.
 
     Attributes:
-        content: the batch that the training loop receives.
-        position: the position from which a resume continues with the next batch.
-        length: number of examples in a fresh batch, if the source yields whole batches; otherwise 0.
+        length: number of examples, if this is a whole batch of the source and not a repeat; otherwise 0.
     """
 
     content: Any
@@ -47,17 +41,7 @@ class Batch:
 
 
 class Collator:
-    """Combines lists of examples into batches by calling the user's ``collate``.
-
-    Only one thread at a time calls this function, unless the function declares ``thread_safe = True``. The
-    function must not draw from the global random generators. If it accepts a second argument, it receives a
-    generator that is seeded for the batch.
-
-    Args:
-        collate: the user's function; None for the default.
-        seed: the loader's seed.
-        origin: function that maps the number of an example in reading order to its name in error messages.
-    """
+    """Combines examples into batches with the user's ``collate``, or with the default if it is None."""
 
     def __init__(self, collate: Callable[..., Any] | None, seed: int, origin: Origin) -> None:
         self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
@@ -68,7 +52,7 @@ class Collator:
         self._takes_rng = collate is not None and arguments_of(collate, "collate")[1] == 2
 
     def batch(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """Combine examples into a batch. ``items`` contains the number and repeat of each example."""
+        """Combine examples into a batch; ``items`` contains the number and the repeat of each example."""
         rng = []
         if self._takes_rng:
             rng.append(keyed.generator(keyed.item_keys(self._seed, items[:1])[0]))
@@ -82,18 +66,12 @@ class Collator:
 
 @dataclass(frozen=True)
 class BatchBuilder:
-    """Augments and collates examples that leave the shuffle buffer, and copies the batch to the device.
+    """Augments examples, combines them into a batch, and copies the batch to the device.
 
     Attributes:
-        batch_size: number of examples per batch.
-        augment: function ``augment(items, examples)`` that augments examples, where ``items`` contains the
-            number and the repeat of each example. None if no augmentation follows the buffer.
-        collating: combines examples into a batch.
-        move: function that copies a batch to the device.
-        length: function that returns the number of examples in a batch of the source; None if the source
-            yields single examples.
-        copy: whether to give the training loop a copy of each batch of the source. The source may yield the
-            same object again, and the training loop may write into its batch.
+        augment: augments examples that leave the shuffle buffer; None if this needs no augmentation.
+        length: returns the number of examples in a whole batch of the source; None for single examples.
+        copy: whether to copy the source's whole batches, because the source may yield the same object again.
     """
 
     batch_size: int
@@ -104,11 +82,11 @@ class BatchBuilder:
     copy: bool = False
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Augment the examples, or return them unchanged if no augmentation follows the buffer."""
+        """Augment the examples, if there is an augmentation after the shuffle buffer."""
         return examples if self.augment is None or not len(items) else self.augment(items, examples)
 
     def examples_in(self, batches: Examples) -> int:
-        """Return the number of examples in ``batches[0]``, or 0 if the source yields single examples."""
+        """Return the number of examples in ``batches[0]``; 0 if the source yields single examples."""
         return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
@@ -124,17 +102,10 @@ class BatchBuilder:
 class Batches:
     """Makes batches from the examples that leave the shuffle buffer.
 
-    ``claim`` selects the examples of the next batches, in one thread at a time. ``work`` then makes these
-    batches, in many threads at the same time.
+    Only one thread at a time may call ``claim``. Several threads may call ``work`` at the same time.
 
     Args:
-        stage: the stage that repeats and shuffles examples. With an echoing factor of 1 it only shuffles.
-        pool: stores the examples.
-        builder: builds the batches.
-        position: position of the training loop at the start.
-        group: number of batches to make in one call of ``work``. Their examples are stacked once, and each
-            batch is a slice of the stack. For small arrays this saves most of the interpreter's work.
-        drop_last: whether to drop a short batch at the end of an iteration.
+        group: number of batches per call of ``work``. Several small batches are faster to make together.
     """
 
     def __init__(
@@ -151,13 +122,7 @@ class Batches:
         self._position, self._group, self._drop_last = position, group, drop_last
 
     def claim(self) -> tuple[Outputs, Any] | None:
-        """Take the examples of the next ``group`` batches from the pool, as input for ``work``.
-
-        Only one thread at a time may call this. At the end of an iteration there may be fewer examples.
-
-        Returns:
-            The numbers of the examples, and the examples; None if no example is left.
-        """
+        """Take the examples of the next batches from the pool; None after the last example."""
         outputs = self._stage.take(self._group * self.builder.batch_size)
         return (outputs, self._pool.take(outputs.rows, outputs.items)) if len(outputs) else None
 
@@ -187,15 +152,12 @@ class Batches:
 
 
 class EchoedBatches:
-    """Repeats each batch and, optionally, shuffles the repeats: the last stages of batch echoing.
-
-    The paper describes batch echoing and the buffer for batches in section 3.
+    """Repeats each batch and, optionally, shuffles the repeats (batch echoing).
 
     Args:
-        fresh: function that returns the next batch to repeat; None at the end of the iteration.
-        stream: computes how often each batch is repeated, and in which order the repeats follow.
-        position: position of the training loop at the start.
-        held: the batches that the training loop will receive again, as a dict from batch number to batch.
+        fresh: returns the next batch to repeat; None at the end of the iteration.
+        stream: determines how often each batch is repeated, and in which order.
+        stored: the batches that still have unused repeats, by number.
     """
 
     def __init__(
@@ -203,9 +165,9 @@ class EchoedBatches:
         fresh: Callable[[], Batch | None],
         stream: Stream,
         position: LoaderCursor,
-        held: dict[int, Batch],
+        stored: dict[int, Batch],
     ) -> None:
-        self._fresh, self._stream, self._pool = fresh, stream, held
+        self._fresh, self._stream, self._pool = fresh, stream, stored
         self._stage = EchoStage(self._next_fresh, self, stream, block=1)
         self._outputs: deque[tuple[int, Cursor]] = deque()  # items, each with the cursor after it
         self._upstream = position  # the cursor after the last fresh batch
@@ -215,7 +177,7 @@ class EchoedBatches:
         self._held, self.busy_s = position.held_examples, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Store a fresh batch that will be used ``repeats[0]`` times, and return its number as int64 [1]."""
+        """Store a batch that will be used ``repeats[0]`` times. Return the batch's number, int64 [1]."""
         (batch,), number = batches, self._stage.next_index - 1
         if not self._pool and self._stream.size:
             check_memory(self._stream.size * num_bytes(batch.content), "batch_shuffle_buffer")
@@ -243,7 +205,7 @@ class EchoedBatches:
         return Batch(content, position)
 
     def _used(self, number: int) -> Any:
-        """Return the content of a stored batch for one repeat, without sharing memory with later repeats."""
+        """Return a stored batch for one repeat, without sharing memory with later repeats."""
         self._left[number] -= 1
         if self._left[number]:
             # The batch is copied, because the training loop may write into it.

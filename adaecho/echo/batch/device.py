@@ -10,14 +10,7 @@ from adaecho.echo.memory.pytree import children, with_children
 
 
 class ToDevice:
-    """Copies batches to a device in the loader's threads, so that the training loop need not wait.
-
-    For a CUDA device, each batch is first copied to pinned memory. A separate CUDA stream then copies it to
-    the device while the training step runs on another stream.
-
-    Args:
-        device: target device; None leaves batches unchanged.
-    """
+    """Copies batches to a device while the training loop computes; with None, leaves batches unchanged."""
 
     def __init__(self, device: str | torch.device | None) -> None:
         # The device is resolved here, because "cuda" means the current device of a thread. In the loader's
@@ -27,7 +20,7 @@ class ToDevice:
         self._stream: torch.cuda.Stream | None = None
 
     def move(self, batch: Any) -> Any:
-        """Copy a batch to the device. The loader's threads call this method."""
+        """Copy a batch to the device, in a thread of the loader."""
         if self._device is None:
             return batch
         if not self._cuda:
@@ -51,10 +44,7 @@ class ToDevice:
         return pinned.to(self._device, non_blocking=True)
 
     def received(self, batch: Any) -> None:
-        """Record that the current CUDA stream of the calling thread uses the memory of this batch.
-
-        The thread that receives the batch must call this method.
-        """
+        """Keep a batch's memory from being reused before the calling thread's CUDA stream has read it."""
         if not self._cuda:
             return
         # Otherwise torch could reuse the memory for the next copy while the step still reads it.
@@ -65,18 +55,10 @@ class ToDevice:
 
 
 def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
-    """Apply a function to every tensor in a nested batch, and to every other object with a method ``to``.
-
-    Args:
-        batch: the batch, of any nesting.
-        call: function that receives a tensor or object and returns its replacement.
-
-    Returns:
-        The batch with the replacements, in containers of the same classes.
+    """Return a nested batch with ``call`` applied to its tensors and to other objects that have ``to``.
 
     Raises:
-        ValueError: a mapping other than dict and UserDict, or another object with tensors, has no method
-            ``to``.
+        ValueError: a container of another class than dict, UserDict, list and tuple has no method ``to``.
     """
     # BatchEncoding of Hugging Face, for example, is a UserDict.
     own = not isinstance(batch, dict | UserDict | list)
@@ -96,15 +78,13 @@ def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
 def batch_length(batch: Any) -> int:
     """Return the number of examples in a batch, inferred from its structure.
 
-    * An array or tensor [n, ...] contains n examples.
-    * A mapping or tuple contains as many examples as its first array. If it has no array, its first nested
-      container determines the number.
-    * A list contains n examples if all its arrays have the same first dimension n, as from
-      ``default_collate``. Otherwise each of its elements is one example.
-    * Any other object contains ``len(batch)`` examples, unless it is a string or bytes.
+    * Array or tensor: the length of its first axis.
+    * Mapping or tuple: the length of its first array or, without arrays, of its first nested container.
+    * List: the length of its arrays if this is the same for all; otherwise the length of the list.
+    * Other objects except strings and bytes: ``len(batch)``.
 
     Raises:
-        ValueError: none of these rules applies, for example because the batch is a scalar.
+        ValueError: none of these rules applies.
     """
     length = _length(batch)
     if length is None:

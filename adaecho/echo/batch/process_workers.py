@@ -1,8 +1,7 @@
 """Worker processes that read, store, decode and augment examples.
 
-Each example stays in the worker that has read it until its last repeat. Only augmented examples are sent to
-the loader's process. That process refers to an example by a token, which combines the example's number in
-reading order with the number of its worker.
+Each example stays in the worker that has read it until its last use. The loader's process receives only
+augmented examples, and uses tokens to refer to the others.
 """
 
 import copyreg
@@ -65,17 +64,14 @@ class Shared:
 
 
 class WorkerProcess:
-    """A forked worker process, to which the loader sends requests through a pipe.
+    """A forked worker process that answers requests.
 
-    The worker sends its answers through the pipe too, except for large arrays, which it writes to shared
-    memory. This memory is divided into slots. Each answer uses one slot, and a slot can be reused when its
-    answer has been processed.
+    Answers go through a pipe, but their large arrays go through slots of shared memory.
 
     Args:
-        make: function that the new process calls to create its handler of requests.
-        others: workers that were forked earlier. The new process inherits their pipes and must close them.
-        slots: number of slots.
-        slot_bytes: size of each slot in bytes.
+        make: function that creates the handler of requests, in the new process.
+        others: workers that were forked earlier. The new process must close the pipes that it inherits.
+        slots: number of slots. Each answer occupies one slot until the answer has been processed.
     """
 
     def __init__(
@@ -114,13 +110,11 @@ class WorkerProcess:
         self._receiver.start()
 
     def send(self, slot: int, *request: Any) -> Ticket:
-        """Send a request and return the queue that will receive its answer.
-
-        The main thread must not call this, because an interrupt could split the message.
+        """Send a request, and return the queue for its answer. The main thread must not call this.
 
         Args:
-            slot: number of the shared-memory slot for large arrays in the answer.
-            request: "read" or "made", followed by the arguments for the worker's handler.
+            slot: number of the shared-memory slot for large arrays of the answer.
+            request: "read" or "augment", followed by the arguments.
         """
         # An interrupt in the main thread could split the message.
         ticket = Ticket()
@@ -150,13 +144,10 @@ class WorkerProcess:
     def receive(self, ticket: Ticket) -> Any:
         """Wait for the answer to a request and return it.
 
-        Args:
-            ticket: the queue that ``send`` returned for the request.
-
         Raises:
             Shutdown: the loader has ended the process.
-            ProcessDiedError: the process ended by itself before it answered.
-            Exception: the error that the request caused in the worker process.
+            ProcessDiedError: the process died before it answered.
+            Exception: the error that the request caused in the process.
         """
         start, answer = time.perf_counter(), ticket.get()
         if answer is None:
@@ -255,7 +246,7 @@ def _serve(
 
 
 def _listen(connection: Any, arrived: Requests, parent: int) -> None:
-    """Receive requests in a thread of the worker process, and end this process when its parent has ended."""
+    """Receive requests in the worker process, and end this process when its parent has ended."""
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(_LOOK_EVERY_S):
@@ -271,14 +262,9 @@ def _listen(connection: Any, arrived: Requests, parent: int) -> None:
 def _shared(
     memory: mmap.mmap, begin: int, end: int, spans: list[tuple[int, int]]
 ) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return a callback for a pickler that copies large arrays into a slot of shared memory.
+    """Return a pickler callback that copies large arrays to shared memory, from byte ``begin`` to ``end``.
 
-    Small arrays, and arrays that do not fit into the slot, remain in the pickle.
-
-    Args:
-        memory: the shared memory.
-        begin, end: first byte of the slot, and the first byte after it.
-        spans: list to which the callback appends the start and the end of each copied array in the memory.
+    The callback appends the start and end of each copy to ``spans``. Other arrays stay in the pickle.
     """
 
     def put(buffer: pickle.PickleBuffer) -> bool:
@@ -300,12 +286,7 @@ Tokens = NDArray[np.int64]
 
 
 class WorkerStore:
-    """Handler of requests in a worker process, which reads, stores and augments examples.
-
-    Args:
-        reader: reads examples from the source.
-        builder: the loader's builder of batches, of which a worker uses only the augmentation.
-    """
+    """Answers the requests in a worker process: reads, stores and augments examples."""
 
     def __init__(self, reader: Reader, builder: BatchBuilder) -> None:
         # User code may draw from the global generators although it must not. After a fork all workers would
@@ -317,7 +298,7 @@ class WorkerStore:
         self._examples: dict[int, Any] = {}  # by serial
 
     def __call__(self, what: str, *arguments: Any) -> Any:
-        return self._read(*arguments) if what == "read" else self._made(*arguments)
+        return self._read(*arguments) if what == "read" else self._augment(*arguments)
 
     def _read(self, claim: Any) -> FreshBlock:
         fresh = self._reader.work(claim)
@@ -326,7 +307,7 @@ class WorkerStore:
         self._examples.update(zip(fresh.serials.tolist(), singles, strict=True))
         return FreshBlock(fresh.serials, None, fresh.next_index, fresh.bad, fresh.draws)
 
-    def _made(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
+    def _augment(self, items: keyed.Items, last: NDArray[np.bool_]) -> Any:
         serials = items >> keyed.ECHO_BITS
         # Each use but the last gets a copy, because augmentation may write into the example.
         examples = [
@@ -340,13 +321,11 @@ class WorkerStore:
 
 
 class Sent(NamedTuple):
-    """Requests for the augmented examples of one batch, which have been sent to the workers.
+    """Requests for the augmented examples of one batch.
 
     Attributes:
-        slot: number of the shared-memory slot in which the workers store large arrays of their answers.
-        length: number of examples in the batch.
-        parts: a tuple for each worker that has examples of the batch: the indices of these examples in the
-            batch, the worker, and the queue for its answer.
+        slot: number of the shared-memory slot for the answers.
+        parts: for each worker, its examples' places in the batch, the worker, and the queue for its answer.
     """
 
     slot: int
@@ -355,13 +334,7 @@ class Sent(NamedTuple):
 
 
 class WorkerProcesses:
-    """All worker processes of a loader. They read, store and augment the examples.
-
-    Args:
-        number: number of processes.
-        reader: reads examples from the source.
-        builder: the loader's builder of batches, of which the workers use only the augmentation.
-    """
+    """All worker processes of a loader, which read, store and augment its examples."""
 
     def __init__(self, number: int, reader: Reader, builder: BatchBuilder) -> None:
         self._number, self._reader, self._builder = number, reader, builder
@@ -422,12 +395,12 @@ class WorkerProcesses:
     # The following methods are the interface of a pool, which one thread at a time calls.
 
     def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
-        """Record how often each token's example will be used. Return the tokens, which act as row numbers."""
+        """Record how often each token's example will be used, and return the tokens as row numbers."""
         self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
         return tokens
 
     def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
-        """Request the augmented examples of these tokens from the workers, without waiting for them."""
+        """Request augmented examples from the workers, without waiting for them."""
         # A worker deletes an example from its cache after its last use.
         last = np.zeros(len(tokens), dtype=bool)  # [n]
         for index, token in enumerate(tokens.tolist()):
@@ -438,22 +411,22 @@ class WorkerProcesses:
         workers, slot, parts = tokens % self._number, self._slots.get(), []
         for number in np.unique(workers).tolist():
             where, worker = np.flatnonzero(workers == number), self._all[number]
-            parts.append((where, worker, worker.send(slot, "made", items[where], last[where])))
+            parts.append((where, worker, worker.send(slot, "augment", items[where], last[where])))
         return Sent(slot, len(items), parts)
 
     def augmented(self, _: keyed.Items, sent: Any) -> Examples:
-        """Wait for the augmented examples that ``take`` requested. Return them in the order of the batch."""
+        """Wait for the examples that ``take`` requested, and return them in the order of the batch."""
         try:
             return _together(sent.length, _received(sent.parts))
         finally:
             self._slots.put(sent.slot)
 
 
-Parts = list[tuple[NDArray[np.int64], Examples]]
+Parts = list[tuple[NDArray[np.int64], Examples]]  # places in the batch, and examples, for each worker
 
 
 def _received(sent: list[Any]) -> Parts:
-    """Wait until all workers have answered. If some answers are errors, raise the first error."""
+    """Wait for the answers of all workers. If some answers are errors, raise the first error."""
     parts, failed = [], None
     for where, worker, ticket in sent:
         try:
@@ -466,12 +439,7 @@ def _received(sent: list[Any]) -> Parts:
 
 
 def _together(length: int, parts: Parts) -> Examples:
-    """Combine the examples from all workers in the order of the batch.
-
-    Args:
-        length: number of examples in the batch.
-        parts: a pair for each worker: the indices of its examples in the batch, and these examples.
-    """
+    """Combine ``length`` examples from several workers in the order of the batch."""
     first = parts[0][1]
     if all(isinstance(p, Columns) and isinstance(first, Columns) and same_layout(p, first) for _, p in parts):
         assert isinstance(first, Columns)

@@ -1,7 +1,4 @@
-"""Storage for the examples in the shuffle buffer, and a check of the available memory.
-
-An example is stored only once, even if the buffer contains several of its repeats.
-"""
+"""Storage for the examples in a shuffle buffer."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ Examples = Columns | list[Any]
 
 
 class ResidentPool:
-    """A substitute for ``ExamplePool`` that reads examples from a source in memory and stores nothing."""
+    """A substitute for ``ExamplePool`` that stores nothing, because the source is in memory."""
 
     def __init__(self, source: Columns) -> None:
         self._source = source
@@ -31,8 +28,7 @@ class ResidentPool:
 class ExamplePool:
     """Storage for the examples in a shuffle buffer. Each example is kept until its last repeat is taken.
 
-    An example is stored only once, even if the buffer contains several of its repeats. Examples of the same
-    shape and type are stored as rows of arrays. Other examples are stored as separate objects.
+    An example is stored only once, even if the buffer contains several of its repeats.
 
     Args:
         slots: size of the shuffle buffer, as a number of repeats.
@@ -49,16 +45,12 @@ class ExamplePool:
         self._num_free = 0
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
-        """Store n examples, and return their row numbers in the pool, int64 [n].
-
-        Args:
-            repeats: how often each example will be used, int64 [n].
-        """
+        """Store examples that will be taken ``repeats`` times each, and return their row numbers."""
         columns = examples if isinstance(examples, Columns) else None
         if not len(self._free):
             self._begin(examples)
         elif self._columns is not None and (columns is None or not same_layout(columns, self._columns)):
-            self._part()
+            self._unstack()
         if len(examples) > self._num_free:
             # The pool grows by at least a quarter, because copying all rows for each block of examples would
             # take quadratic time.
@@ -78,7 +70,7 @@ class ExamplePool:
         return rows
 
     def _begin(self, examples: Examples) -> None:
-        """Create the storage, with the structure, shapes and types of the first examples."""
+        """Create the storage for examples like the first ones."""
         if isinstance(examples, Columns):
             check_memory(self._slots * examples.example_bytes)
             self._columns = examples[:0]
@@ -103,8 +95,8 @@ class ExamplePool:
         self._free = np.concatenate([added, self._free])  # [capacity]
         self._num_free += more
 
-    def _part(self) -> None:
-        """Switch from arrays to one object per example, so that any shape fits. Keep all row numbers."""
+    def _unstack(self) -> None:
+        """Store all examples as separate objects from now on, under the same row numbers."""
         assert self._columns is not None
         used = np.flatnonzero(self._repeats)  # [rows in use]
         self._singles = [None] * len(self._free)
@@ -113,10 +105,9 @@ class ExamplePool:
         self._columns = None
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
-        """Return the examples in the given rows, and count one repeat of each as used.
+        """Return the examples in the given rows, and delete each example after its last repeat.
 
-        The caller may modify the returned examples. A row becomes free when no repeats of its example remain.
-        The same row number may occur several times.
+        A row number may occur several times. The caller may modify the returned examples.
         """
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times
@@ -137,19 +128,15 @@ class ExamplePool:
 
 
 def singles_of(examples: Examples) -> list[Any]:
-    """Return the examples as a list. If they are stacked, the list contains views of the stack."""
+    """Return the examples as a list. Stacked examples are not copied."""
     return examples.examples() if isinstance(examples, Columns) else examples
 
 
 def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
-    """Check that a buffer fits into the machine's free memory.
+    """Raise ValueError if a buffer does not fit into the free memory.
 
     Args:
-        needed_bytes: size of the buffer in bytes.
-        key: name of the EchoLoader argument that sets the size of the buffer, for the error message.
-
-    Raises:
-        ValueError: the buffer needs more memory than is free.
+        key: name of the EchoLoader argument to reduce, for the message.
     """
     free = free_bytes()
     if free is not None and needed_bytes > free:

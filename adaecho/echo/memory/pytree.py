@@ -1,7 +1,5 @@
 """Stack, copy and collate examples, which may be nested.
 
-An example can be stacked if it is a tensor, an array, a number, or a dict, list, tuple or named tuple of
-these. Examples are stacked if their structures and shapes are equal. Otherwise they remain separate objects.
 The arrays, tensors and numbers in an example are called its leaves.
 """
 
@@ -40,11 +38,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
 
 
 def with_children(value: Any, parts: Sequence[Any]) -> Any:
-    """Return a container of the same class and with the same keys, but with new values.
-
-    Raises:
-        TypeError: the constructor of the class does not accept the values.
-    """
+    """Return a container of the same class with new values; raise TypeError if that is impossible."""
     kind = type(value)
     if kind is dict:
         return dict(zip(value, parts, strict=True))
@@ -60,7 +54,7 @@ def with_children(value: Any, parts: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """The nested structure of an example: a leaf (array, tensor or number) or a container of structures."""
+    """The structure of a nested example, without its values."""
 
     kind: str  # "array" | "tensor" | "scalar" (NumPy's) | "number" (Python's) | "dict" | "tuple" | "list"
     names: tuple[Any, ...] = ()
@@ -68,7 +62,7 @@ class TreeSpec:
     cls: type | None = None  # the class of a named tuple
 
     def build(self, leaves: Iterator[Any]) -> Any:
-        """Build an example with this structure from its arrays, tensors and numbers, in nesting order."""
+        """Build an example with this structure from its arrays, tensors and numbers."""
         if self.kind in _CONTAINERS:
             return self.filled([part.build(leaves) for part in self.parts])
         return next(leaves)
@@ -87,7 +81,7 @@ _TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", 
 
 
 def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
-    """Return the structure of an example, and its arrays, tensors and numbers as NumPy arrays.
+    """Split an example into its structure and a list of NumPy arrays.
 
     Return None if the example contains other values, such as strings or tensors on a GPU.
     """
@@ -124,21 +118,20 @@ def _flatten(value: Any, arrays: list[NDArray[Any]]) -> TreeSpec | None:
 
 
 def is_plain(kind: type) -> bool:
-    """Return whether a class is ``dict``, ``list``, ``tuple`` or a named tuple, but no subclass of these."""
+    """Return whether a class is exactly ``dict``, ``list``, ``tuple`` or a named tuple."""
     return kind in (dict, list, tuple) or _is_named_tuple(kind)
 
 
 def _is_named_tuple(kind: type) -> bool:
-    """Return whether a class is a named tuple. Its subclasses don't count: they may have more attributes."""
+    """Return whether a class is a named tuple, but no subclass, which may have more attributes."""
     return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
 @dataclass
 class Columns:
-    """A stack of n examples with the same structure and shapes.
+    """A stack of n examples of the same structure and shapes.
 
-    The stack contains one array [n, ...] for each leaf, that is for each array, tensor or number in an
-    example.
+    The stack has one array [n, ...] for each array, tensor or number in an example.
     """
 
     form: TreeSpec
@@ -155,17 +148,14 @@ class Columns:
         return Columns(self.form, [take_rows(array, rows) for array in self.arrays])
 
     def tree(self) -> Any:
-        """Return the stacked arrays, nested like one example, such as a dict of arrays [n, ...]."""
+        """Return the stacked arrays [n, ...], nested like an example."""
         return self.form.build(iter(self.arrays))
 
     def with_tree(self, tree: Any) -> "Columns":
-        """Return a stack of the n augmented examples that a vectorized augmentation returned.
-
-        Args:
-            tree: the augmentation's result for the arrays of ``tree()``: nested arrays [n, ...].
+        """Return a stack of the nested arrays that a vectorized augmentation returned.
 
         Raises:
-            ValueError: an array in the result is not numeric, or its length is not n.
+            ValueError: an array is not numeric, or its length is not n.
         """
         flat = flatten(tree)
         if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
@@ -176,11 +166,11 @@ class Columns:
         return Columns(form, flat[1])
 
     def examples(self) -> list[Any]:
-        """Return a list of the examples in their original types, as views of the stacked arrays."""
+        """Return the examples as a list of views, in their original types."""
         return _rows(self.form, iter(self.arrays), len(self))
 
     def batch(self) -> Any:
-        """Return a batch of tensors as ``collate`` does, but without copying the arrays."""
+        """Return the stacked arrays as nested tensors, without a copy."""
         return self.form.build(map(torch.from_numpy, self.arrays))
 
     @property
@@ -198,7 +188,7 @@ def _same_nesting(form: TreeSpec, other: TreeSpec) -> bool:
 
 
 def _rows(form: TreeSpec, arrays: Iterator[NDArray[Any]], number: int) -> list[Any]:
-    """Split stacked arrays [number, ...] into a list of examples with the given structure."""
+    """Split stacked arrays into a list of examples with the given structure."""
     if form.kind not in _CONTAINERS:
         return [_wrap(form.kind, leaf) for leaf in next(arrays)]
     columns = [_rows(part, arrays, number) for part in form.parts]
@@ -224,10 +214,7 @@ def stack(examples: Sequence[Any]) -> Columns | None:
 
 
 def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
-    """Stack n values of the given structure, and append the resulting arrays [n, ...] to ``columns``.
-
-    Return False if the values differ in structure, shape or type.
-    """
+    """Stack values and append the arrays to ``columns``; return False if the values cannot be stacked."""
     kinds = set(map(type, values))
     if form.kind not in _CONTAINERS:
         # Arrays, and NumPy scalars of one class, need no conversion, which would take longer than the copy.
@@ -262,7 +249,7 @@ def same_layout(columns: Columns, other: Columns) -> bool:
 
 
 def num_bytes(value: Any) -> int:
-    """Return how many bytes of CPU memory the arrays, tensors and strings in an example occupy."""
+    """Return the number of bytes of CPU memory in an example's arrays, tensors and strings."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.device.type == "cpu" and not value.is_sparse else 0
     if isinstance(value, np.ndarray | np.void):
@@ -273,15 +260,12 @@ def num_bytes(value: Any) -> int:
 
 
 def duplicate(value: Any) -> Any:
-    """Return a deep copy of an example or batch. Tensors are copied on their device."""
+    """Return a deep copy of an example or batch. Tensors stay on their device."""
     return _copied(value, copy.deepcopy)
 
 
 def with_own_arrays(value: Any) -> Any:
-    """Return a copy of an example, including the arrays and tensors in its nested dicts, lists and tuples.
-
-    Objects of other types are not copied.
-    """
+    """Copy the containers, arrays and tensors of an example, but not other objects."""
     return _copied(value, lambda other: other)
 
 
@@ -306,12 +290,7 @@ def _copied(value: Any, copied: Callable[[Any], Any]) -> Any:
 
 
 def collate(examples: list[Any]) -> Any:
-    """Collate examples like ``torch.utils.data.default_collate``, except that tuples stay tuples.
-
-    Raises:
-        ValueError, RuntimeError, TypeError: the examples differ in length, shape or type, or
-            ``default_collate`` does not support their type.
-    """
+    """Collate examples like ``torch.utils.data.default_collate``, except that tuples stay tuples."""
     try:
         return _collated(examples)
     except (ValueError, RuntimeError, TypeError) as error:
@@ -332,7 +311,7 @@ def _collated(examples: list[Any]) -> Any:
 
 
 def _same_kind(first: Any, parts: list[Any]) -> Any:
-    """Put collated values into a container of the example's class, or if that fails into a dict or list."""
+    """Put collated values into the example's container class, or if impossible into a dict or list."""
     try:
         return with_children(first, parts)
     except TypeError:
@@ -350,7 +329,7 @@ _spare: dict[int, deque[NDArray[np.uint8]]] = {}
 
 
 class _Lease:
-    """The owner of a block of memory, which can be reused when no array views it any more."""
+    """An owner of memory that is reused after the last array in this memory is deleted."""
 
     def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
         self._block, self._spare = block, spare
@@ -361,7 +340,7 @@ class _Lease:
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an uninitialized array like ``np.empty``, if possible in memory that a deleted array used."""
+    """Return an uninitialized array like ``np.empty``, if possible in the memory of a deleted array."""
     dtype = np.dtype(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _LEAST_BYTES:
@@ -377,10 +356,7 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def take_rows(array: NDArray[Any], rows: Rows) -> NDArray[Any]:
-    """Return a copy of the given rows of an array, in the machine's byte order.
-
-    The copy may reuse the memory of a deleted array. Row numbers are not checked.
-    """
+    """Copy the given rows of an array, in native byte order. Row numbers are not checked."""
     selected = empty((len(rows), *array.shape[1:]), array.dtype.newbyteorder("="))
     # np.take would first make a contiguous copy of the whole array, and cannot convert.
     if not (array.flags.c_contiguous and array.dtype.isnative):

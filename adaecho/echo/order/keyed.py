@@ -1,12 +1,12 @@
-"""Random numbers that are computed from a key, so that they do not depend on the order of calls.
+"""Random numbers computed from keys, so that they do not depend on the order of calls.
 
-A key combines the seed, the serial number of an example, and the index of its repeat (0 for the first use).
-Serial numbers count the examples in reading order, over all ranks and epochs. A further constant separates
-the purposes of random numbers. The hash function is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014).
+A key combines the seed, the number of an example, and the index of its repeat (0 for the first use). The hash
+function is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014).
 
-In this package, an *item* is one use of an example. It is stored as one int64,
-``serial << ECHO_BITS | echo``, which combines the example's serial number with the index of the repeat.
+In this package, an *item* is one repeat of an example, stored as one int64: ``serial << ECHO_BITS | echo``.
+``serial`` is the example's number in reading order, over all ranks and epochs. ``echo`` is the index of the
+repeat.
 """
 
 import random
@@ -49,17 +49,7 @@ def _hash(values: Keys) -> Keys:
 
 
 def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
-    """Return one packed number for each use of each example, with the uses of an example in a row.
-
-    A packed number combines an example's number and the index of a repeat: ``serial << ECHO_BITS | echo``.
-
-    Args:
-        serials: numbers of the examples (or batches) in reading order, over all ranks and epochs; int64 [n].
-        counts: how often each example is used, int64 [n].
-
-    Returns:
-        The packed numbers, int64 [sum of counts].
-    """
+    """Return one int64 for each repeat: ``counts[i]`` consecutive items for the example ``serials[i]``."""
     firsts = np.cumsum(counts) - counts  # [n], the index of each example's first use in the result
     items: Items = np.repeat((serials << ECHO_BITS) - firsts, counts)
     items += np.arange(len(items))  # the index minus that of the first use is the echo index
@@ -77,15 +67,11 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """Return a key for each use of an example, from which all random numbers for this use are computed.
+    """Return a uint64 key for each repeat of an example, from which its random numbers are computed.
 
     Args:
         seed: any integer; only its lowest 64 bits are used.
-        items: the uses, int64 [n]. Each combines the example's number in reading order and the index of the
-            repeat: ``serial << ECHO_BITS | echo``.
-
-    Returns:
-        Keys, uint64 [n].
+        items: the repeats, as ``uses`` returns them; int64 [n].
     """
     base = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)  # [1]
     keys: Keys = items.astype(np.uint64)  # [n], a copy
@@ -97,11 +83,11 @@ def item_keys(seed: int, items: Items) -> Keys:
 
 
 def bits(keys: Keys, purpose: int) -> Keys:
-    """Return 64 random bits for each key. Different purposes give independent bits for the same key.
+    """Return 64 random bits for each key.
 
     Args:
         keys: result of ``item_keys``, uint64 [n].
-        purpose: number that separates this random draw from others with the same keys; 0 <= purpose < 2**32.
+        purpose: selects independent random bits for the same keys; 0 <= purpose < 2**32.
     """
     offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE  # [1]
     return _hash(keys + offset)
@@ -113,11 +99,7 @@ def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
 
 
 def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
-    """Return a uniform random integer in [low, high) for each key.
-
-    Raises:
-        ValueError: the range is empty.
-    """
+    """Return a uniform random integer in [low, high) for each key."""
     if high <= low:
         raise ValueError(f"integers: no integer lies in [{low}, {high})")
     drawn: NDArray[np.int64] = _scaled(keys, purpose, high - low).astype(np.int64)
@@ -146,7 +128,7 @@ class _Seed(ISeedSequence):
 
 
 def generator(key: Any) -> np.random.Generator:
-    """Return a NumPy random generator that is seeded with one key."""
+    """Return a NumPy random generator seeded with a key."""
     seed: Any = _Seed(int(key))
     return np.random.Generator(np.random.Philox(seed))
 
@@ -161,8 +143,7 @@ def seed_globally(key: int, of_torch: int) -> None:
 def are_seeded(key: int, of_torch: int) -> bool:
     """Return whether nothing has drawn from the global random generators since ``seed_globally``.
 
-    The check itself draws random numbers. The caller must therefore restore the generators' states
-    afterwards.
+    The check changes the generators' states, so the caller must restore the states.
     """
     following = random.random(), np.random.random(), float(torch.rand(()))
     seed_globally(key, of_torch)
@@ -171,7 +152,7 @@ def are_seeded(key: int, of_torch: int) -> bool:
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Restore the states of the global generators of ``random``, NumPy and torch at the end of the block."""
+    """Restore the global random generators of Python, NumPy and torch at the end of the block."""
     states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     try:
         yield

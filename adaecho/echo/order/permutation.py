@@ -1,4 +1,4 @@
-"""The order in which each epoch reads the rows of a source: shuffled, in sequence, or as a sampler says."""
+"""The order in which each epoch reads the rows: shuffled, sequential, or from a sampler."""
 
 import operator
 import threading
@@ -26,24 +26,20 @@ _ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the 
 class Permutation:
     """The order in which the rows of a source with a known length are read, over all epochs.
 
-    Each epoch reads every row once, by default in a new random order. ``rows`` returns the row to read at
-    each serial number. Serial numbers count the examples in reading order, over all ranks and epochs.
+    Each row is one example. Each epoch reads all rows once.
 
     Args:
-        length: number of rows in the source; a row is one example.
-        order: "permutation" shuffles all rows again in every epoch, as a function of (seed, epoch). "shards"
-            shuffles the shards and reads each shard in order. "sequential" does not shuffle.
-        seed: seed of the permutations.
+        length: number of rows in the source.
+        order: "permutation" shuffles all rows again in every epoch. "shards" shuffles the shards and reads
+            each shard in order. "sequential" does not shuffle.
         shard_lengths: number of examples in each shard; needed for "shards".
         passes: number of epochs in each iteration of the loader; None if iteration is endless.
-        world: number of ranks. If the examples of an iteration do not divide evenly among the ranks, the
-            first ones are repeated at the end, so that all ranks get the same number.
-        drop_last: drop the remainder instead of repeating examples.
+        drop_last: whether to drop a remainder that cannot be divided among all ranks. Otherwise the first
+            examples of the iteration are repeated to fill it.
 
     Attributes:
         iteration_length: number of examples that all ranks together read in one iteration; 0 if endless.
-        method: "drawn" if the permutation of an epoch is stored as an array, "computed" if each row is
-            computed when it is needed.
+        method: "drawn" if each permutation is stored as an array, "computed" if rows are computed one by one.
     """
 
     def __init__(
@@ -69,7 +65,10 @@ class Permutation:
         self._block: tuple[int, Rows] = -1, keyed.NO_ITEMS  # the number and rows of the cached block
 
     def rows(self, serials: NDArray[np.int64]) -> Rows:
-        """Return the row to read at each serial number, int64 [n]. Threads may call this in parallel."""
+        """Return the row of each example, int64 [n], given the examples' numbers in reading order.
+
+        Threads may call this in parallel.
+        """
         blocks = serials // BLOCK
         if self.method != "computed" or not len(serials) or (blocks != blocks[0]).any():
             return self._of_serials(serials)
@@ -82,21 +81,17 @@ class Permutation:
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Return a checksum of an epoch's reading order, with which a resume detects a changed order.
-
-        When a loader resumes, it compares the checksum with the saved one. The checksum covers the lengths of
-        the shards or the rows from the sampler. It is always 0 for an order that depends only on the seed and
-        the number of rows.
+        """Return a checksum of an epoch's reading order, so that a resume notices a changed order.
 
         Args:
-            serial: serial number of any example in the epoch.
+            serial: number of any example in the epoch.
         """
         if self._order != "shards":
-            return 0
+            return 0  # the order depends only on the seed and the number of rows
         return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
 
     def _placed(self, serials: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Return the epoch of each serial number and the position within that epoch, int64 [n] each."""
+        """Return the epoch of each example and the position within that epoch, int64 [n] each."""
         if self.iteration_length != self._stored:
             iterations, positions = np.divmod(serials, self.iteration_length)
             serials = iterations * self._stored + positions % self._stored
@@ -148,20 +143,15 @@ def _bits_of(seed: int, number: int) -> np.random.Philox:
 
 
 def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
-    """Return the rows that a random permutation of ``range(length)`` puts at the given positions.
+    """Return the rows at the given positions of a random permutation of ``range(length)``.
 
-    The permutation depends on the seed and the epoch. Each row is computed from its position, so no array of
-    all rows is needed. The method is a generalized Feistel network with cycle-walking (Black and Rogaway,
-    "Ciphers with arbitrary finite domains", CT-RSA 2002).
+    Each row is computed from its position by a generalized Feistel network with cycle-walking (Black and
+    Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
 
     Args:
-        positions: positions in the epoch, int64 [n], each in [0, length).
+        positions: positions in the permutation, int64 [n], each in [0, length).
         length: number of rows, >= 1.
-        seed: any integer.
-        number: number of the epoch, counted from 0.
-
-    Returns:
-        Row at each position, int64 [n].
+        number: number of the epoch, which selects the permutation together with the seed.
     """
     key = keyed.item_keys(seed, np.array([number << keyed.ECHO_BITS], dtype=np.int64))
     keys = [keyed.bits(key, _ROUND_KEYS + turn) for turn in range(_ROUNDS)]  # uint64 [1] each
@@ -187,26 +177,23 @@ def _network(values: Rows, keys: list[keyed.Keys], sizes: tuple[int, int]) -> Ro
 
 
 def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
-    """Return two seeds for an epoch, one for the sampler and one for the dataset; both are below 2**63."""
+    """Return two seeds below 2**63 for an epoch: one for the sampler, one for the dataset."""
     drawn = _bits_of(seed, number).random_raw(2)
     return int(drawn[0]) >> 1, int(drawn[1]) >> 1
 
 
 class SampledOrder(Permutation):
-    """The reading order that a user's sampler yields, made reproducible so that training can resume exactly.
+    """The reading order that a user's sampler yields, made reproducible for an exact resume.
 
-    Each epoch's order must depend only on the seed and the epoch. If the sampler has an attribute
-    ``generator``, as torch's samplers do, a generator seeded with (seed, epoch) replaces it while the sampler
-    is read. If the sampler has ``set_epoch``, this method is called before each epoch.
+    The order must depend only on the seed and the epoch. A seeded generator replaces a ``generator`` of the
+    sampler while the sampler is read. A ``set_epoch`` of the sampler is called before each epoch.
 
     Args:
         sampler: an iterable that has a length and yields row numbers.
         rows: number of rows in the source.
-        seed, passes, world, drop_last: as in ``Permutation``.
 
     Raises:
-        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for the same
-            epoch.
+        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for one epoch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The pipeline stage that repeats examples and shuffles the repeats, called the echo stage."""
+"""The echo stage of the pipeline, which repeats examples and shuffles the repeats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,16 +15,15 @@ RowsOf = Callable[[keyed.Items], Rows]
 
 @dataclass(frozen=True)
 class BadExample:
-    """An example that could not be read or decoded, with its error.
+    """An example that could not be read or decoded.
 
     Attributes:
         index: number of the example in this rank's reading order, counted from 0 over all epochs.
         origin: name of the example in messages, such as "example 5 of MyDataset".
-        error: the exception. A RuntimeError replaces an exception from a worker process that pickle cannot
-            send.
+        error: the exception. A RuntimeError replaces an exception that a worker process could not pickle.
         reason: class and message of the exception as text.
-        row: row of the example in the source, which is the same in every epoch; None if unknown.
-        where: text of the traceback if a worker process raised the exception, otherwise empty.
+        row: row of the example in the source; None if unknown.
+        where: traceback text if a worker process raised the exception, otherwise empty.
     """
 
     index: int
@@ -35,7 +34,7 @@ class BadExample:
     where: str = ""
 
     def noted(self, note: str) -> Exception:
-        """Return the exception with a note, and with the worker process's traceback if there is one."""
+        """Return the exception, with a note and any traceback from a worker process added."""
         self.error.add_note(note)
         if self.where:
             self.error.add_note(f"in a worker of the loader:\n{self.where}")
@@ -47,14 +46,12 @@ class FreshBlock:
     """Consecutive examples (or batches) from the source that have not been repeated yet.
 
     Attributes:
-        serials: numbers of the good examples in reading order, over all ranks and epochs; ascending,
-            int64 [n].
-        examples: the n good examples, in the form that ``Pool.insert`` accepts: stacked arrays, a list, or
-            row numbers if the pool reads from the source itself. None if worker processes keep the examples.
+        serials: ascending numbers of the readable examples in reading order over all ranks, int64 [n].
+        examples: the readable examples as stacked arrays, a list or row numbers. None if worker processes
+            keep the examples.
         next_index: number of the first example after the block, in this rank's reading order.
-        bad: the examples of the block that could not be read or decoded.
-        draws: whether the dataset is known to draw from the global random generators when it reads an
-            example.
+        bad: the examples that could not be read or decoded.
+        draws: whether reading an example is known to draw from the global random generators.
     """
 
     serials: NDArray[np.int64]
@@ -71,23 +68,20 @@ class Pool(Protocol):
         """Store n examples and return the storage row of each, int64 [n].
 
         Args:
-            repeats: how often each example will be used, int64 [n]. The storage may free it after its last
-                use.
+            repeats: how often each example will be used before the storage may free it, int64 [n].
         """
 
 
 @dataclass
 class Outputs:
-    """Consecutive outputs of an echo stage, with the data to find the stream position after each of them.
-
-    An output is one use of an example. While the input lasts, each use that enters the shuffle buffer pushes
-    out another. This yields the first m of the n outputs. The others leave after the input has ended.
+    """Consecutive outputs of an ``EchoStage``. Each output is one repeat of an example.
 
     Attributes:
-        items, rows: the outputs, packed as in ``order.keyed``, and the storage rows of their examples;
-            int64 [n] each.
+        items: the repeats, int64 [n] (``order.keyed``).
+        rows: the storage row of each repeat's example, int64 [n].
         before: position in the stream before the first output.
-        entering: the uses that entered the buffer and pushed out the first m outputs, int64 [m].
+        entering: the repeats that pushed the first m outputs out of the buffer, int64 [m]. Any later outputs
+            left the buffer after the input had ended.
         end: number of the next example that the stage will request, in this rank's reading order.
         world: number of ranks.
     """
@@ -103,7 +97,7 @@ class Outputs:
         return len(self.items)
 
     def cursor(self, count: int) -> Cursor:
-        """Return the position in the stream after the first ``count`` outputs."""
+        """Return the position after the first ``count`` outputs."""
         before, exchanged = self.before, len(self.entering)
         if count <= exchanged:
             return Cursor(before.entered + count, int(self.entering[count - 1]))
@@ -111,10 +105,7 @@ class Outputs:
         return Cursor(before.entered + exchanged, last, before.drained + count - exchanged)
 
     def next_index(self, count: int) -> int:
-        """Return the number of the first example that the first ``count`` outputs do not need.
-
-        The number counts the examples in this rank's reading order.
-        """
+        """Return this rank's number of the next fresh example after the first ``count`` outputs."""
         if count > len(self.entering):
             return self.end
         return (int(self.entering[count - 1]) >> keyed.ECHO_BITS) // self.world + 1
@@ -123,21 +114,16 @@ class Outputs:
 class EchoStage:
     """Pipeline stage that repeats each fresh example (or batch) and shuffles the repeats in a buffer.
 
-    A fresh example is one that comes from the source, not from a repeat.
-
     Args:
-        upstream: function that returns the next fresh examples in reading order; None at the end of the
-            iteration. Its argument is the number of examples requested, but it may return fewer or more.
-        pool: storage of the examples.
-        stream: the order that the stage must follow, with the echoing factor and the size of the buffer.
+        upstream: returns the next fresh examples, possibly fewer or more than requested, or None at the end
+            of the iteration.
+        stream: the order that the stage follows, with the echoing factor and the size of the buffer.
         block: largest number of repeats that enter the buffer in one step while it fills.
-        lookahead: smallest number of fresh examples to request at once. It exceeds 1 only for arrays in
-            memory, because requesting more from a slower source would delay the output.
+        lookahead: smallest number of fresh examples to request at once.
 
     Attributes:
         cursor: position in the stream after the last output.
-        next_index: number of the next example to request, in this rank's reading order. Uses of the examples
-            before it may still wait to enter the buffer.
+        next_index: number of the next example to request, in this rank's reading order.
     """
 
     def __init__(
@@ -152,27 +138,23 @@ class EchoStage:
         self.stream, self.cursor, self.next_index = stream, Cursor(), stream.begin
         self._upstream, self._pool = upstream, pool
         self._buffer = ShuffleBuffer(stream.seed, stream.size)
+        # A lookahead above 1 would delay the output of slow sources, so only arrays in memory use it.
         self._block, self._lookahead = block, lookahead
         # The items that wait to enter the buffer, ascending, with their rows and slots; int64 [n] each.
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
 
     def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
-        """Continue from a saved position in the stream instead of the start.
-
-        The pool must already contain the examples of ``contents``.
+        """Continue from a saved position. The pool must already contain the examples of ``contents``.
 
         Args:
-            cursor: the saved position.
-            next_index: number of the next example to read, in this rank's reading order.
-            contents: the uses of examples that are in the buffer, or wait to enter it, at this position.
-            rows_of: function that returns the storage row of the example for each of these uses.
+            rows_of: returns the storage row of each repeat in ``contents``.
         """
         self._buffer.load(contents.buffer, rows_of(contents.buffer), draining=cursor.drained > 0)
         self.cursor, self.next_index = cursor, next_index
         self._wait(contents.pending, rows_of(contents.pending))
 
     def take(self, count: int) -> Outputs:
-        """Return the next ``count`` outputs, or fewer only at the end of the iteration."""
+        """Return the next ``count`` outputs, or fewer at the end of the iteration."""
         buffer = self._buffer
         while buffer.space and not buffer.draining:
             items, rows, _ = self._draw(min(buffer.space, self._block))
@@ -197,10 +179,9 @@ class EchoStage:
         return outputs
 
     def take_repeats(self) -> list[tuple[int, Cursor]]:
-        """Return the next outputs, each with the stream position after it; empty at the end of the iteration.
+        """Return the next output, or without a shuffle buffer all repeats of the next batch.
 
-        With a shuffle buffer, the list has one output. Without a buffer, it has all repeats of the next fresh
-        batch.
+        Each output comes with the position after it. The list is empty at the end of the iteration.
         """
         buffer, fresh = self._buffer, None
         # After a resume, repeats can wait to enter even without a buffer; they then leave one by one.
@@ -222,18 +203,14 @@ class EchoStage:
         return [(first + n, Cursor(entered + n + 1, first + n)) for n in range(int(counts[0]))]
 
     def _draw(self, count: int) -> tuple[keyed.Items, Rows, NDArray[np.int64]]:
-        """Take the next ``count`` uses that wait to enter the buffer, or fewer at the end of the input.
-
-        Returns:
-            The uses, the storage rows of their examples, and the buffer slots that they will enter.
-        """
+        """Remove up to ``count`` waiting repeats; return them, their storage rows and their buffer slots."""
         self._gather(count)
         items, rows, slots = self._items, self._rows, self._slots
         self._items, self._rows, self._slots = items[count:], rows[count:], slots[count:]  # views, not copies
         return items[:count], rows[:count], slots[:count]
 
     def _gather(self, count: int) -> None:
-        """Request fresh examples until ``count`` uses wait to enter the buffer, or until the input ends."""
+        """Request fresh examples until ``count`` repeats wait to enter the buffer, or the input ends."""
         factor = self.stream.factor
         while len(self._items) < count:
             factor.settle(self.next_index)
@@ -252,7 +229,7 @@ class EchoStage:
                     self._wait(keyed.uses(fresh.serials, counts), np.repeat(rows, counts))
 
     def _wait(self, items: keyed.Items, rows: Rows) -> None:
-        """Append uses of examples to those that wait to enter the buffer."""
+        """Append repeats to those that wait to enter the buffer."""
         slots = ShuffleBuffer.slots(self.stream.seed, self.stream.size, items)  # [items]
         if len(self._items):  # each array then holds the waiting entries, followed by the new ones
             items, rows = np.concatenate([self._items, items]), np.concatenate([self._rows, rows])

@@ -1,10 +1,8 @@
-"""The order of examples after repeating and shuffling, computed from the seed for any position.
+"""The order of examples after repeating and shuffling.
 
-Each example enters a shuffle buffer as often as the echoing factor says. One use of an example is called an
-item. Once the buffer is full, each item that enters pushes out the item in a random slot.
-
-All random choices are computed from the seed. A resumed loader can therefore compute which items were in the
-buffer at a position, so no state has to store the buffer. The position takes three numbers (``Cursor``).
+Each example enters a shuffle buffer as often as the echoing factor says. Once the buffer is full, each repeat
+that enters pushes out the repeat in a random slot. All random choices are computed from the seed. A resumed
+loader can therefore recompute the contents of the buffer at any position, so no state has to store them.
 """
 
 import math
@@ -29,17 +27,11 @@ History = list[tuple[int, float]]
 
 
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
-    """Return how often each fresh example is used: floor(e) or ceil(e) times, at random with mean e.
-
-    e is the echoing factor (paper, section 2).
+    """Return how often each example is used: floor(e) or ceil(e) times, at random with mean e.
 
     Args:
-        seed: seed of the random numbers.
         numbers: numbers of the examples in this rank's reading order, int64 [n].
-        factor: the echoing factor e.
-
-    Returns:
-        Numbers of uses, int64 [n].
+        factor: the echoing factor e (paper, section 2).
     """
     whole = math.floor(factor)
     counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
@@ -51,17 +43,15 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 
 
 class Factor:
-    """The echoing factor e, the mean number of uses of each example, with its changes during training.
-
-    If e is not an integer, each example is used floor(e) or ceil(e) times, at random with mean e.
+    """The echoing factor e, the mean number of uses of each example, and its changes during training.
 
     Args:
-        seed: seed of the random numbers of uses.
+        seed: seed of the random rounding of e to floor(e) or ceil(e) uses.
         first: the factor at the start of training.
 
     Attributes:
-        history: the factors so far, each with the number of the first example that it applies to. Iteration
-            only appends to this list, so any thread may read it.
+        history: pairs (number of the first example, factor) of all factors so far. Iteration only appends to
+            this list, so any thread may read it.
     """
 
     def __init__(self, seed: int, first: float) -> None:
@@ -75,11 +65,7 @@ class Factor:
         return self.history[-1][1]
 
     def counts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how often each example is used, int64 [n].
-
-        Args:
-            numbers: numbers of the examples in this rank's reading order, ascending, int64 [n].
-        """
+        """Return how often each example is used, int64 [n]. ``numbers`` must be ascending."""
         first, value = self.history[-1]
         if not len(numbers) or numbers[0] >= first:
             return repeats(self._seed, numbers, value)
@@ -98,13 +84,7 @@ class Factor:
         return sum(int(self.counts(numbers).sum()) for numbers in blocks)
 
     def fresh_needed(self, items: int, next_index: int) -> int:
-        """Return the smallest number of next fresh examples that are used at least ``items`` times in total.
-
-        Args:
-            items: required total number of uses.
-            next_index: number of the first of these examples in this rank's reading order. The result depends
-                on it, because the number of uses differs between examples unless the factor is an integer.
-        """
+        """Return how many examples, starting with number ``next_index``, give at least ``items`` repeats."""
         most = math.ceil(items / math.floor(self.value))
         if self.value == math.floor(self.value):
             return most
@@ -116,7 +96,7 @@ class Factor:
         self._asked_for = value
 
     def settle(self, next_index: int) -> None:
-        """Apply the requested factor, if there is one, to all examples from number ``next_index`` on."""
+        """Apply a requested factor to all examples from number ``next_index`` on."""
         if self._asked_for is not None:
             value, self._asked_for = self._asked_for, None
             self.history.append((next_index, value))
@@ -130,7 +110,7 @@ class Factor:
         return begun
 
     def before(self, index: int) -> History:
-        """Return the part of the history up to example number ``index``."""
+        """Return the history up to example number ``index``."""
         return [change for change in self.history if change[0] <= index or change is self.history[0]]
 
     def go_back(self, history: History) -> None:
@@ -139,13 +119,10 @@ class Factor:
 
 
 class AutoFactor:
-    """The rule of ``factor="auto"``, which sets the echoing factor e to the measured ratio R.
+    """The rule of ``factor="auto"``, which sets the echoing factor to the measured ratio R.
 
-    R is the loading time of a batch divided by the time of a training step. With e = R, training on repeats
-    fills the time until the next fresh batch (paper, section 2, after equation 1).
-
-    Args:
-        max_factor: upper bound of the factor. The lower bound is 1.
+    R is the loading time of a batch divided by the time of a training step. With this factor, training on
+    repeats fills the time until the next fresh batch (paper, section 2, after equation 1).
     """
 
     def __init__(self, max_factor: float) -> None:
@@ -158,9 +135,10 @@ class AutoFactor:
         return not self._steps % _EVERY_STEPS
 
     def follow(self, ratio: float | None, factor: Factor) -> None:
-        """Request a factor equal to the ratio R, limited to [1, ``max_factor``].
+        """Request the factor ``ratio``, limited to [1, ``max_factor``]. Ignore changes of 5 % or less.
 
-        Nothing is requested if R is not known yet (None), or if the factor would change by 5 % or less.
+        Args:
+            ratio: loading time divided by step time; None if not known yet.
         """
         if ratio is None:
             return
@@ -170,14 +148,12 @@ class AutoFactor:
 
 
 class Cursor(NamedTuple):
-    """Position in the output of an echo stage, counted from the start of the iteration.
-
-    The stage repeats examples (or batches). The repeats, called items, pass through a shuffle buffer.
+    """Position in the output of an ``EchoStage``, counted from the start of the iteration.
 
     Attributes:
-        entered: number of items that have entered the buffer.
-        last: the item that entered last, packed as in ``order.keyed``; -1 if none has entered.
-        drained: number of items that have left since the input ended. From then on, the buffer only empties.
+        entered: number of repeats that have entered the shuffle buffer.
+        last: the repeat that entered last, as one int64 (``order.keyed``); -1 if none has entered.
+        drained: number of repeats that have left the buffer since the input ended.
     """
 
     entered: int = 0
@@ -185,7 +161,7 @@ class Cursor(NamedTuple):
     drained: int = 0
 
     def outputs(self, size: int) -> int:
-        """Return the number of items that have left the buffer, if the buffer has ``size`` slots."""
+        """Return how many repeats have left the buffer, if the buffer has ``size`` slots."""
         return max(0, self.entered - size) + self.drained
 
 
@@ -193,15 +169,12 @@ BEGINNING = Cursor()
 
 
 class Contents(NamedTuple):
-    """The uses of examples that an echo stage holds at one position.
-
-    They have been created by repeating examples, but have not been output yet.
+    """The repeats that an ``EchoStage`` has made but not output yet.
 
     Attributes:
-        buffer: the uses in the shuffle buffer, int64 [n], ordered by slot. After the input has ended, they
-            are in the order in which they will leave.
-        pending: further uses of the example that entered last, which still wait to enter the buffer;
-            int64 [m].
+        buffer: the repeats in the shuffle buffer, int64 [n], by slot, or in leaving order once some have left
+            after the end of the input.
+        pending: the repeats of the latest example that still wait to enter the buffer, int64 [m].
     """
 
     buffer: keyed.Items = keyed.NO_ITEMS
@@ -209,7 +182,7 @@ class Contents(NamedTuple):
 
     @property
     def items(self) -> keyed.Items:
-        """All uses, first ``buffer`` and then ``pending``; int64 [n + m]."""
+        """All repeats, int64 [n + m]."""
         return np.concatenate(self)
 
 
@@ -222,11 +195,9 @@ class ShuffleBuffer:
     """A shuffle buffer with a fixed number of slots.
 
     Once all slots are filled, each item that enters pushes out the item in a random slot. At the end of an
-    iteration, the remaining items leave in random order. An item is one use of an example, packed in an
-    int64.
+    iteration, the remaining items leave in random order.
 
     Args:
-        seed: seed of the random slots.
         size: number of slots. A buffer of size 0 passes items on in order.
     """
 
@@ -262,7 +233,7 @@ class ShuffleBuffer:
         return self._drain is not None
 
     def fill(self, items: keyed.Items, rows: Rows) -> None:
-        """Put items, with the storage rows of their examples, into empty slots."""
+        """Put items, with their storage rows, into empty slots."""
         end = self._filled + len(items)
         self._items[self._filled : end] = items
         self._rows[self._filled : end] = rows
@@ -271,16 +242,7 @@ class ShuffleBuffer:
     def swap(
         self, entering: keyed.Items, entering_rows: Rows, slots: NDArray[np.int64]
     ) -> tuple[keyed.Items, Rows]:
-        """Put each item into its slot of the full buffer, and return the items that were in these slots.
-
-        Args:
-            entering: the items that enter (one item is one use of an example), int64 [n].
-            entering_rows: storage rows of their examples, int64 [n].
-            slots: the slot that each item enters, int64 [n].
-
-        Returns:
-            The items that leave and the storage rows of their examples, int64 [n] each.
-        """
+        """Put items into their slots of the full buffer; return the items that leave, and their rows."""
         if not self.size or not len(entering):
             return entering, entering_rows
         items = self._items[slots]  # [n], the items that leave
@@ -302,13 +264,13 @@ class ShuffleBuffer:
         return items, rows
 
     def begin_drain(self) -> None:
-        """Record the end of the input. The remaining items then leave the buffer in random order."""
+        """Start to empty the buffer in random order, because the input has ended."""
         if self._drain is None:
             self._drain = self.drain_order(self._seed, self._items[: self._filled])
             self._drained = 0
 
     def drain(self, count: int) -> tuple[keyed.Items, Rows]:
-        """Remove and return up to ``count`` remaining items, with the storage rows of their examples."""
+        """Remove and return up to ``count`` remaining items, with their storage rows."""
         assert self._drain is not None
         slots = self._drain[self._drained : self._drained + count]
         self._drained += len(slots)
@@ -318,10 +280,8 @@ class ShuffleBuffer:
         """Replace the contents of the buffer, in order to continue from a saved position.
 
         Args:
-            items: the uses of examples to put into the buffer, int64 [n]. They are in the order of the slots,
-                or if ``draining``, in the order in which they will leave.
-            rows: storage rows of their examples, int64 [n].
-            draining: whether the input has already ended, so that the buffer only empties.
+            items: the new contents, int64 [n], ordered by slot, or in leaving order if ``draining``.
+            draining: whether the input has already ended.
         """
         self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
@@ -330,19 +290,14 @@ class ShuffleBuffer:
 
 
 class Stream:
-    """The sequence of outputs of an echo stage in one iteration, computed from the seed.
-
-    An output is one use of an example (or of a batch, if the stage repeats batches). The stage repeats each
-    example and passes the repeats through a shuffle buffer. Each rank numbers its examples in reading order.
+    """The outputs of an ``EchoStage`` in one iteration, computed from the seed.
 
     Args:
-        seed: seed of the shuffle buffer.
-        size: number of slots of the shuffle buffer; with size 0, the outputs are not shuffled.
-        factor: the echoing factor, with its changes.
-        rank, world: this rank and the number of ranks. Example number i of this rank is example number
-            ``i * world + rank`` of all ranks together, which is its serial number.
+        size: number of slots of the shuffle buffer; 0 means no shuffling.
+        rank, world: this rank and the number of ranks. Example i of this rank is example ``i * world + rank``
+            of all ranks together.
         begin: number of this rank's first example in the iteration.
-        bad: numbers of this rank's examples that could not be read, ascending. They have no outputs.
+        bad: ascending numbers of this rank's examples that could not be read. They have no outputs.
     """
 
     def __init__(
@@ -352,15 +307,15 @@ class Stream:
         self.rank, self.world, self.begin, self.bad = rank, world, begin, bad
 
     def number(self, item: Any) -> Any:
-        """Return the number of an item's example in this rank's reading order; also for an array of items."""
+        """Return this rank's number of the example that an item, or each item of an array, repeats."""
         return (item >> keyed.ECHO_BITS) // self.world
 
     def item_of(self, number: int) -> int:
-        """Return the packed int64 for the first use of this rank's example with the given number."""
+        """Return the item for the first use of this rank's example with the given number."""
         return (number * self.world + self.rank) << keyed.ECHO_BITS
 
     def entering(self, start: int, stop: int) -> keyed.Items:
-        """Return all uses of this rank's good examples with numbers in [start, stop), in reading order."""
+        """Return all repeats of this rank's readable examples with numbers in [start, stop), in order."""
         numbers = np.arange(start, stop, dtype=np.int64)  # [stop - start], before the bad ones are removed
         bad = self.bad[bisect_left(self.bad, start) : bisect_left(self.bad, stop)]
         if bad:
@@ -368,11 +323,11 @@ class Stream:
         return keyed.uses(numbers * self.world + self.rank, self.factor.counts(numbers))
 
     def contents(self, cursor: Cursor) -> Contents:
-        """Compute the uses of examples that are in the buffer, or wait to enter it, at a position."""
+        """Compute which repeats have been made but not output at a position."""
         return Contents(self.held(cursor), self.pending(cursor))
 
     def pending(self, cursor: Cursor) -> keyed.Items:
-        """Return the remaining uses of the example that is entering the buffer at a position."""
+        """Return the repeats of the latest example that have not entered the buffer at a position."""
         if cursor.last < 0:
             return keyed.NO_ITEMS
         number = self.number(cursor.last)
@@ -380,18 +335,9 @@ class Stream:
         return repeats[repeats > cursor.last]
 
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
-        """Return the uses of a block of examples, as one step of a search backwards through the stream.
+        """Return the repeats of a block of examples before number ``stop``, and the block's first number.
 
-        Args:
-            stop: number of the first example after the block, in this rank's reading order.
-            last: the last use to return, at which the search began.
-
-        Returns:
-            The uses, and the number of the first example in the block.
-
-        Raises:
-            ValueError: the search has passed the start of the iteration, so the position is not from this
-                loader.
+        Repeats after ``last`` are left out.
         """
         if stop <= self.begin:
             raise ValueError(
@@ -403,14 +349,11 @@ class Stream:
         return items[: np.searchsorted(items, last, side="right")], start
 
     def _after_last(self, cursor: Cursor) -> int:
-        """Return the number of the first example of which no use has entered the buffer at a position."""
+        """Return the number of the first example of which no repeat has entered the buffer at a position."""
         return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
     def held(self, cursor: Cursor) -> keyed.Items:
-        """Compute the uses of examples that are in the buffer at a position.
-
-        They are ordered by slot, or after the input has ended, in the order in which they will leave.
-        """
+        """Compute the repeats in the shuffle buffer at a position, in the order of ``Contents.buffer``."""
         # A slot holds the last item that entered it, so search backwards until every slot has an item.
         buffer = np.full(min(self.size, cursor.entered), -1, dtype=np.int64)  # [slots filled]
         entered, stop = cursor.entered, self._after_last(cursor)
@@ -431,56 +374,44 @@ class Stream:
         return buffer
 
     def oldest(self, cursor: Cursor) -> int:
-        """Return the oldest item in the buffer, or waiting to enter it, at a position.
-
-        An item is one use of an example. If there is none, return the next item to enter.
-        """
+        """Return the oldest repeat that is needed to continue from a position."""
         following = self.item_of(self._after_last(cursor))
         return int(np.append(self.contents(cursor).items, following).min())
 
     def leaving(self, cursor: Cursor, first: int, stop: int) -> keyed.Items:
         """Compute the outputs ``first`` to ``stop - 1`` of the iteration, given any later position."""
-        start = self.earlier(cursor, first)
+        start = self.position_after(first, cursor)
         buffer = ShuffleBuffer(self.seed, self.size)
         held = self.held(start)
         buffer.load(held, held, draining=start.drained > 0)
         left = [keyed.NO_ITEMS]
         if not start.drained:
-            left.append(self._replayed(buffer, start, cursor, stop - first))
+            left.append(self._outputs_between(buffer, start, cursor, stop - first))
         if cursor.drained:
             buffer.begin_drain()
             left.append(buffer.drain(stop - first)[0])
         return np.concatenate(left)[: stop - first]
 
-    def earlier(self, cursor: Cursor, output: int) -> Cursor:
-        """Return the stream position after the first ``output`` outputs of the iteration.
-
-        Args:
-            cursor: a known position, at or after the requested one. The method searches backwards from it.
-            output: number of outputs since the start of the iteration.
-        """
-        exchanged = max(0, cursor.entered - self.size)
-        if output > exchanged:
-            return cursor._replace(drained=output - exchanged)
-        entered = min(self.size, cursor.entered) + output
+    def position_after(self, outputs: int, later: Cursor) -> Cursor:
+        """Return the position after the first ``outputs`` outputs, given any later position."""
+        exchanged = max(0, later.entered - self.size)
+        if outputs > exchanged:
+            return later._replace(drained=outputs - exchanged)
+        entered = min(self.size, later.entered) + outputs
         if not entered:
             return BEGINNING
-        further, stop = cursor.entered - entered, self._after_last(cursor)
-        items, stop = self._block_before(stop, cursor.last)
+        further, stop = later.entered - entered, self._after_last(later)
+        items, stop = self._block_before(stop, later.last)  # search backwards from the known position
         while len(items) <= further:
             further -= len(items)
-            items, stop = self._block_before(stop, cursor.last)
+            items, stop = self._block_before(stop, later.last)
         return Cursor(entered, int(items[len(items) - 1 - further]))
 
-    def _replayed(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
-        """Compute the outputs between two stream positions by moving items through the full buffer again.
-
-        Outputs after the end of the input are not included.
+    def _outputs_between(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
+        """Return up to ``count`` outputs between two positions, ending with the input.
 
         Args:
-            buffer: the buffer with its contents at ``start``. This method changes its contents.
-            start, end: the two positions.
-            count: largest number of outputs to return.
+            buffer: the buffer at position ``start``. This method changes its contents.
         """
         left, entered = [keyed.NO_ITEMS], self.begin if start.last < 0 else self.number(start.last)
         count = min(count, end.entered - start.entered)

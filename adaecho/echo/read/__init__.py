@@ -1,4 +1,4 @@
-"""Sources of examples, which are of three kinds: arrays in memory, map-style datasets and iterables."""
+"""Wrap the source that the user passed: arrays, a map-style dataset or an iterable."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,13 +20,11 @@ Reader = RandomReader | SequentialReader
 
 
 def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_size: int = 1) -> Source:
-    """Wrap the object that the user passed as ``source`` in the class for its kind.
+    """Wrap the user's argument ``source`` in the class for its kind.
 
     Args:
-        source: arrays, a map-style dataset, an iterable, or a function that returns an iterable.
-        seed: seed of the random numbers if the object is a DataLoader.
-        batch_size: number of examples per batch; None if the object yields whole batches.
-        world_size: number of ranks. A source of whole batches must split the batches among the ranks.
+        seed: seed of the random numbers of a DataLoader.
+        batch_size: None if the source yields whole batches.
 
     Raises:
         ValueError: the object is empty or is not a source of examples.
@@ -57,10 +55,7 @@ def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_s
 
 
 def _check(source: Any, batch_size: int | None) -> None:
-    """Raise ValueError for an object that can be iterated or indexed, but does not yield single examples.
-
-    This rejects a string, a table of columns, and a DataLoader whose batches would be batched again.
-    """
+    """Raise ValueError for a string, a table of columns, or a loader whose batches would be batched again."""
     if isinstance(source, str | bytes):
         raise ValueError(
             f"source={source!r:.80}: a string is not a source of examples; open the file (numpy.load, a "
@@ -87,13 +82,10 @@ def _check(source: Any, batch_size: int | None) -> None:
 
 
 def _as_arrays(source: Any) -> Columns | None:
-    """Return ``Columns`` if the source is an array, a dict or tuple of arrays, or a ``TensorDataset``.
-
-    A tensor counts as an array. For any other source, return None.
+    """Return ``Columns`` if the source consists of arrays or tensors, otherwise None.
 
     Raises:
-        ValueError: the arrays differ in length, or a tuple contains an array that is not numeric or not in
-            CPU memory.
+        ValueError: the arrays differ in length, or a tuple contains a non-numeric array or a GPU tensor.
     """
     # A subclass is not unpacked, because it may have its own __getitem__.
     of_dataset = type(source) is TensorDataset
@@ -118,11 +110,7 @@ def _as_arrays(source: Any) -> Columns | None:
 
 
 def warn_if_unshared(source: Any, world_size: int) -> None:
-    """Warn if a source of whole batches seems to yield the same batches on every rank.
-
-    There is no warning if the source has a ``DistributedSampler``, a method ``set_share``, or an attribute
-    ``rank`` or ``settings.rank``. Each of these shows that the source splits its batches among the ranks.
-    """
+    """Warn if every rank seems to read all batches of the source, instead of its share."""
     declared = hasattr(source, "set_share") or hasattr(getattr(source, "settings", source), "rank")
     if world_size == 1 or declared:
         return

@@ -1,9 +1,7 @@
-"""The steps before examples are repeated: read, decode and possibly augment.
+"""Read and prepare examples before they are repeated.
 
-Examples are augmented before they are repeated only in the variant ``example_after_augmentation``.
-
-A reader has two methods for these steps. ``claim`` selects the next examples, and only one thread at a time
-calls it. ``work`` reads and prepares these examples, and many threads may call it at the same time.
+A reader's method ``claim`` selects the next examples, in one thread at a time. Its method ``work`` reads
+these examples, in many threads at once.
 """
 
 import errno
@@ -46,12 +44,7 @@ NONE_SKIPPED = (
 def is_of_machine(error: Exception) -> bool:
     """Return whether an error comes from the machine or the network, rather than from a bad example.
 
-    The loader skips bad examples, but raises the following errors:
-
-    * Python's built-in errors for connections, time-outs, memory, missing files and permissions
-    * any ``OSError`` with an errno, for example from a full disk. Exceptions are EINVAL, EISDIR and
-      ENAMETOOLONG, which an example with a wrong file name can cause.
-    * errors of network client libraries, except ``ValueError``
+    For instance, a full disk, a lost connection or a missing file.
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
         return True
@@ -62,19 +55,14 @@ def is_of_machine(error: Exception) -> bool:
 
 
 class BadExamples:
-    """A record of the bad examples, that is, those that could not be read or decoded.
+    """A record of the examples that could not be read or decoded.
 
-    The loader skips at most ``budget`` bad examples. The next bad example raises its error. A row of the
-    source that is bad in several epochs counts only once.
-
-    Args:
-        budget: largest number of bad examples to skip.
+    Up to ``budget`` bad examples are skipped. A row that is bad in several epochs counts once.
 
     Attributes:
-        found: a dict for each bad example. ``index`` is its index among all examples that this rank reads,
-            ``origin`` its name, ``error`` the text of the error, and ``row`` its row in the source, or None.
-        numbers: the indices of all bad examples, ascending. A row that is bad in several epochs is listed
-            once for each epoch.
+        found: a dict for each bad example: ``index`` among the examples of this rank, name ``origin``, text
+            ``error``, and ``row`` in the source, or None.
+        numbers: indices of all bad examples, ascending, including the same row in several epochs.
     """
 
     def __init__(self, budget: int) -> None:
@@ -97,7 +85,7 @@ class BadExamples:
                 raise bad.noted(f"while reading {bad.origin}; {self._explanation()}")
 
     def go_back(self, index: int) -> None:
-        """Remove all bad examples whose index is at least ``index``, because they will be read again."""
+        """Remove the bad examples from ``index`` on, because they will be read again."""
         self.found = [bad for bad in self.found if bad["index"] < index]
         self.numbers = [number for number in self.numbers if number < index]
 
@@ -109,7 +97,7 @@ class BadExamples:
 
 
 def warn_caller(message: str) -> None:
-    """Issue a warning that points to the line of the user's code that called this package."""
+    """Issue a warning that points to the user's line that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
         frame, level = frame.f_back, level + 1
@@ -126,10 +114,7 @@ ReaderState = tuple[list[Any], list[Any]]
 
 
 class Tried:
-    """A function that decodes an example only to check it, and returns it still encoded.
-
-    It is used if the shuffle buffer contains encoded examples.
-    """
+    """A function that only checks that an example can be decoded, and returns it still encoded."""
 
     def __init__(self, decode: Callable[[Any], Any]) -> None:
         self._decode = decode
@@ -141,17 +126,14 @@ class Tried:
 
 @dataclass
 class Preparation:
-    """The steps that prepare an example after it is read and before it is repeated.
+    """The steps between reading an example and repeating it.
 
     Attributes:
-        decode: deterministic function that decodes one example; None if the source yields decoded examples.
-        augment: function that augments many examples at once; None if examples are augmented later, after
-            they have been repeated, or not at all.
-        stacked: whether to stack examples of the same shape into arrays.
-        length: function that returns the number of examples in a batch; None if the source yields single
-            examples instead of whole batches.
-        in_worker: whether the steps run in a worker process. Examples are then not stacked, because a worker
-            stores each example separately.
+        decode: decodes one example; None if examples are decoded later or not at all.
+        augment: augments many examples at once; None if examples are augmented later or not at all.
+        stacked: whether to stack examples of the same shape into arrays; false for whole batches.
+        length: returns the number of examples in a batch; None unless the source yields whole batches.
+        in_worker: whether the steps run in a worker process, where examples are not stacked.
     """
 
     decode: Callable[[Any], Any] | None = None
@@ -161,10 +143,7 @@ class Preparation:
     in_worker: bool = False
 
     def own(self, example: Any) -> Any:
-        """Return a copy of an example, so that the loader may keep it and write into it.
-
-        If ``stacked`` is false, return the example itself.
-        """
+        """Copy an example, so that the loader may keep and modify it. Whole batches are not copied."""
         return with_own_arrays(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
@@ -177,7 +156,7 @@ class Preparation:
             return 0  # a bad batch contributes no examples
 
     def finish(self, serials: Serials, examples: Examples) -> Examples:
-        """Apply ``augment`` to the examples if it is set, and stack them if possible."""
+        """Augment the examples if ``augment`` is set, and stack them if possible."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
         if isinstance(examples, Columns) or not self.stacked or self.in_worker or not examples:
@@ -187,24 +166,19 @@ class Preparation:
     def fresh(
         self,
         serials: Serials,
-        end: int,
+        next_index: int,
         fetch: Callable[[int], Any],
         origin: Callable[[int], str],
         world: int,
         rows: Sequence[int] | Rows | None = None,
     ) -> FreshBlock:
-        """Read and prepare n examples, and separate the bad ones, which cannot be read or decoded.
+        """Read and prepare n examples, and separate those that cannot be read or decoded.
 
         Args:
             serials: index of each example in the reading order of all ranks, int64 [n].
-            end: index of the next example after these n, counting only the examples of this rank.
-            fetch: ``fetch(i)`` reads example i, 0 <= i < n.
-            origin: ``origin(i)`` returns the name of example i for messages.
-            world: number of ranks.
+            next_index: index of this rank's first example after these n.
+            fetch, origin: ``fetch(i)`` reads example i, 0 <= i < n, and ``origin(i)`` returns its name.
             rows: row of each example in the source; None if unknown.
-
-        Returns:
-            The prepared good examples, and the list of bad examples.
         """
         good, positions, bad = [], [], []
         for position, serial in enumerate(serials.tolist()):
@@ -229,26 +203,21 @@ class Preparation:
                 good.append(example)
         if bad:
             serials = serials[positions]
-        return FreshBlock(serials, self.finish(serials, good), end, bad)
+        return FreshBlock(serials, self.finish(serials, good), next_index, bad)
 
 
 class PrefetchQueue:
-    """A queue of examples from the source. Threads may read them before the loader needs them.
+    """A queue of examples from the source, which threads may read before the loader needs them.
 
     Args:
-        claim: function that selects the next examples, at most the given number. The function returns None
-            if there are no more.
-        work: function that reads the examples that ``claim`` selected.
-        bad: record to which the queue adds bad examples.
-        index: index of the first example among all examples that this rank reads.
-        drawn: function to call if reading drew random numbers from a global generator, to warn the user.
-        begins: whether the queue starts at the beginning of an iteration over the loader. Only then can the
-            queue detect that all examples of the iteration are bad.
+        claim: selects at most the given number of examples for ``work``; returns None at the end.
+        drawn: function to call if reading drew random numbers from a global generator.
+        begins: whether the queue starts an iteration, as needed to detect that all examples are bad.
 
     Attributes:
-        index: index of the next example among all examples that this rank reads.
+        index: index of the next example among the examples of this rank.
         examples: number of examples returned so far, including bad ones.
-        map: calls ``claim`` and ``work`` for each block. The caller may replace it to use threads.
+        map: calls ``claim`` and ``work``. The caller may replace it to use threads.
     """
 
     def __init__(
@@ -268,14 +237,7 @@ class PrefetchQueue:
         self._has_good = not begins
 
     def take_again(self, count: int) -> FreshBlock:
-        """Return the next examples that are read a second time, to refill the buffers after a resume.
-
-        Args:
-            count: largest number of examples; ignored if threads read, whose blocks have a fixed size.
-
-        Raises:
-            Exception: an example cannot be read now, although the first read succeeded.
-        """
+        """Return the next examples that a resume reads again, at most ``count`` if no threads read."""
         self._wanted = count
         chunk = self.map.get()
         assert chunk is not None
@@ -286,12 +248,10 @@ class PrefetchQueue:
     def take(self, count: int) -> FreshBlock | None:
         """Return the next block of examples, or None at the end of the iteration.
 
-        Args:
-            count: largest number of examples; ignored if threads read, whose blocks have a fixed size.
+        Without threads, the block has at most ``count`` examples. With threads, its size is fixed.
 
         Raises:
-            Exception: the error of a bad example, if there are more bad examples than may be skipped, or if
-                all examples of the iteration are bad.
+            Exception: too many or all examples are bad.
         """
         self._wanted = count
         chunk = self.map.get()

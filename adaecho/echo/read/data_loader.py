@@ -26,16 +26,8 @@ def is_keyed(source: Any) -> bool:
 class DataLoaderSource(IterableSource):
     """A source that wraps a DataLoader, and makes each epoch reproducible from a seed.
 
-    The generator of the samplers is seeded for each epoch. The global generators of torch, NumPy and
-    ``random`` are seeded for each batch, in the process that reads the dataset. If the dataset is map-style,
-    reading can start at any batch of an epoch.
-
-    Args:
-        loader: the DataLoader.
-        seed: seed from which the seeds of all epochs and batches are computed.
-
-    Attributes:
-        reads_in_workers: whether worker processes of the DataLoader read the dataset.
+    The source seeds the samplers for each epoch, and the global generators of torch, NumPy and ``random`` for
+    each batch. If the dataset is map-style, reading can start at any batch of an epoch.
     """
 
     _remedy = (
@@ -60,16 +52,13 @@ class DataLoaderSource(IterableSource):
         return batch if self._of_batches or self.reads_in_workers else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
-        """Return an iterator over the batches of one epoch, which may start at a saved position.
+        """Return an iterator over the batches of one epoch, from the start or a saved position.
 
         Args:
-            number: number of the epoch, counted from 0.
-            position: the ``position`` of an earlier iterator over this epoch, whose batches are skipped. An
-                empty sequence starts at the first batch.
+            position: saved attribute ``position`` of ``Pass``; empty for the start.
 
         Raises:
-            ValueError: the skipped batches would differ from those of the earlier iterator, or the dataset
-                is not map-style.
+            ValueError: the batches before the position have changed, or the dataset is not map-style.
         """
         if isinstance(position, dict) or (position and not self.seekable):
             raise self._takes_no_position()
@@ -87,21 +76,11 @@ class DataLoaderSource(IterableSource):
         return opened
 
     def order_digest(self, iterator: Any) -> int:
-        """Return a digest of all dataset indices in the epoch so far, to detect a changed order.
-
-        Return 0 if the indices are unknown, as for an ``IterableDataset``.
-        """
+        """Return a digest of the dataset indices in the epoch so far, or 0 if they are unknown."""
         return int(iterator.position[1]) if self.has_order_digest else 0
 
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
-        """Return an iterator that loads batches with a copy of the DataLoader.
-
-        Persistent workers keep running between epochs, unless the dataset has a method ``set_epoch``.
-
-        Args:
-            indices: yields the dataset indices of each batch.
-            seed: seed of the DataLoader's generator.
-        """
+        """Return an iterator that loads the batches with the given dataset indices."""
         # Persistent workers would not see an epoch that is set after their start.
         kept = None if hasattr(self._loader.dataset, "set_epoch") else self._own
         own = copy.copy(self._loader) if kept is None else kept
@@ -127,7 +106,7 @@ class DataLoaderSource(IterableSource):
 
 
 def _within(sampler: Any) -> list[Any]:
-    """Return a sampler and all samplers nested in its attributes, each once, outermost first."""
+    """Return a sampler and all samplers nested in it, outermost first."""
     found = [sampler]
     for one in found:
         for name, value in getattr(one, "__dict__", {}).items():
@@ -138,11 +117,7 @@ def _within(sampler: Any) -> list[Any]:
 
 
 def _drawn(sampler: Any, samplers: list[Any], generator: torch.Generator) -> Iterator[Any]:
-    """Iterate over a sampler, which draws its random numbers from the given generator.
-
-    During each draw, ``generator`` replaces the torch generator of each sampler in ``samplers``. This list
-    contains the sampler and all samplers nested in it.
-    """
+    """Iterate over a sampler. During each draw, ``generator`` replaces the generators of ``samplers``."""
     # The type is checked, because samplers of other libraries may use the name for something else.
     drawing = [one for one in samplers if isinstance(getattr(one, "generator", 0), torch.Generator | None)]
     iterator: Iterator[Any] | None = None
@@ -166,26 +141,24 @@ class Pass:
     """Iterator over the batches of one epoch of a DataLoader.
 
     Args:
-        source: the source that wraps the DataLoader.
-        drawn: yields the dataset indices of each batch.
-        seed: seed of the first batch. Batch number i, counted from 0, uses ``seed + i``.
+        indices: yields the dataset indices of each batch.
+        seed: seed of the first batch. Batch i, counted from 0, uses ``seed + i``.
 
     Attributes:
-        position: a pair of integers: the number of batches received so far, and a digest of their dataset
-            indices.
+        position: number of batches received so far, and a digest of their dataset indices.
     """
 
-    def __init__(self, source: DataLoaderSource, drawn: Iterator[Any], seed: int) -> None:
+    def __init__(self, source: DataLoaderSource, indices: Iterator[Any], seed: int) -> None:
         self._source, self._seed = source, seed
-        self._indices = self._digested(drawn)
+        self._indices = self._digested(indices)
         self._digests: deque[int] = deque()  # one for each batch that is drawn but not received
         self._batches: Iterator[Any] | None = None
         self.position = 0, 0
 
-    def _digested(self, drawn: Iterator[Any]) -> Iterator[Any]:
-        """Yield the indices of each batch, and record a digest of all indices up to this batch."""
+    def _digested(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """Yield the indices of each batch, and record a digest of all indices so far."""
         digest = 0
-        for number, index in enumerate(drawn):
+        for number, index in enumerate(indices):
             digest = zlib.crc32(str(index).encode(), digest)
             self._digests.append(digest)
             yield _Seeding(self._seed + number, index) if self._source.reads_in_workers else index
@@ -209,11 +182,7 @@ class Pass:
         return batch
 
     def skip_to(self, position: Any) -> None:
-        """Skip the batches before a saved position. Draw their indices, but do not read the dataset.
-
-        Raises:
-            ValueError: the indices differ from those of the saved state.
-        """
+        """Skip the batches before a saved position, or raise ValueError if their indices have changed."""
         number = position[0]
         for _ in islice(self._indices, number):
             self.position = self.position[0] + 1, self._digests.popleft()
@@ -229,7 +198,7 @@ class Pass:
 
 
 class _Upcoming:
-    """A sampler that yields the prepared indices of the next epoch, in place of the user's sampler."""
+    """A sampler that yields prepared indices, in place of the user's sampler."""
 
     indices: Iterator[Any]
 
@@ -238,7 +207,7 @@ class _Upcoming:
 
 
 class _Seeding:
-    """The dataset indices of a batch, which seed a worker's global generators when they are unpickled."""
+    """Dataset indices of a batch, which seed a worker's global generators when they are unpickled."""
 
     def __init__(self, seed: int, index: Any) -> None:
         self._seed, self._index = seed, index

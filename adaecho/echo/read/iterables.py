@@ -1,7 +1,4 @@
-"""Iterable sources, including the data loaders of other libraries.
-
-``data_loader`` adapts torch's DataLoader.
-"""
+"""Sources that wrap iterables, including the data loaders of other libraries."""
 
 import base64
 import copy
@@ -28,25 +25,21 @@ Position = Sequence[int] | dict[str, Any]
 class IterableSource:
     """A source that wraps an iterable. One iteration over the iterable is an epoch.
 
-    The iterable may have the following optional methods:
+    The iterable may have these optional methods:
 
-    * ``set_epoch(number)`` is called before each epoch. The iterable's sampler or dataset may have this
-      method instead.
+    * ``set_epoch(number)`` is called before each epoch. The sampler or dataset may have this method instead.
     * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
     * ``iterate_from(position)`` returns an iterator that starts at a position, a sequence of integers. Each
-      iterator reports its position in an attribute ``position``.
-    * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore the
-      position in any form. StatefulDataLoader, Grain's iterators and EchoLoader have these methods.
+      iterator has its position in an attribute ``position``.
+    * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore a position.
 
     Args:
         source: the iterable, or a function that returns an iterator for each epoch.
 
     Attributes:
-        name: name of the source in messages.
-        seekable: whether reading can start at any saved position in an epoch, by ``iterate_from``.
-        has_order_digest: whether the row numbers of examples are known, so that ``order_digest`` is not 0.
+        seekable: whether reading can start at any saved position in an epoch.
         reordered: whether the order of examples may differ between epochs.
-        within: whether the reader has begun the current epoch and not yet reached its end.
+        within: whether the current epoch has begun and not yet ended.
     """
 
     thread_safe = True  # because only one thread at a time reads an iterable
@@ -70,26 +63,21 @@ class IterableSource:
 
     @property
     def length(self) -> int | None:
-        """Number of examples (or whole batches) in an epoch; None if the source has no length."""
+        """Number of examples or batches in an epoch; None if unknown."""
         try:
             return len(self._source)
         except (TypeError, RuntimeError):  # some sources know their length only after iteration
             return None
 
     def set_share(self, rank: int, world: int) -> bool:
-        """Let the source yield only the examples of this rank, and return whether it supports this."""
+        """Restrict the source to the examples of this rank; return whether the source supports this."""
         set_share = getattr(self._source, "set_share", None)
         if set_share is not None:
             self._share = partial(set_share, rank, world)
         return set_share is not None
 
     def open_pass(self, number: int, position: Position = ()) -> Iterator[Any]:
-        """Return an iterator over one epoch, which may start at a saved position.
-
-        Args:
-            number: number of the epoch, counted from 0.
-            position: position at which to start, as ``position()`` returned it; empty for the start of the
-                epoch.
+        """Return an iterator over one epoch, from the start or a position that ``position()`` returned.
 
         Raises:
             ValueError: the source cannot be iterated, cannot start again, or accepts no position.
@@ -132,12 +120,12 @@ class IterableSource:
         return () if self._methods is None else _saved(self._methods)
 
     def position_after_pass(self) -> Position:
-        """Return the position between the completed epoch and the next one, or () if it is unknown."""
+        """Return the position between the completed epoch and the next one, or () if unknown."""
         methods = position_methods(self._source)
         return () if methods is None or self._methods is None else _saved(methods)
 
     def order_digest(self, iterator: Any) -> int:  # noqa: ARG002 (of an adapter that knows it)
-        """Return a digest of the row numbers that the iterator has yielded, or 0 if they are unknown."""
+        """Return a digest of the row numbers in the epoch so far, or 0 if they are unknown."""
         return 0
 
     def let_go(self, iterator: Any) -> None:
@@ -171,13 +159,13 @@ class IterableSource:
             )
 
     def own_batch(self, batch: Any) -> Any:
-        """Return a copy of a batch, because the source may reuse the batch's memory, as FFCV and DALI do."""
+        """Return a copy of a batch, because some sources, such as DALI, reuse its memory."""
         with suppress(TypeError):  # objects that cannot be copied are returned as they are
             return duplicate(batch)
         return batch
 
     def other_example(self, serial: int) -> ValueError:
-        """Return the error to raise if an example has changed when it is read again."""
+        """Return the error for an example that has changed when it is read again."""
         return ValueError(
             f"load_state_dict: {self.origin(serial)} differs from the example in the saved state: "
             f"{self.name} yields other examples, or another order, when it is iterated again, so some would "
@@ -223,7 +211,7 @@ def _take(methods: PositionMethods, position: Any) -> None:
 
 
 def encoded(state: Any) -> str:
-    """Encode the state of another library's loader as text, to save it in the state of this loader."""
+    """Encode the state of another library's loader as text."""
     file = io.BytesIO()
     torch.save(state, file)
     return base64.b64encode(file.getvalue()).decode()

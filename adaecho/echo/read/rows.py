@@ -19,7 +19,7 @@ _DATASET_SEED = 2  # added to the loader's seed, so that the dataset draws other
 
 
 class ArraySource:
-    """A source that consists of arrays or CPU tensors of the same length, alone or in a dict or tuple."""
+    """A source of arrays or CPU tensors of the same length, alone or in a dict or tuple."""
 
     thread_safe = True
 
@@ -54,10 +54,7 @@ def _is_memory_map(array: Any) -> bool:
 
 
 def is_thread_safe(dataset: Any) -> bool:
-    """Return whether several threads may read a dataset at the same time.
-
-    They may if it declares ``thread_safe = True``, or is for example a list, an array or a ``TensorDataset``.
-    """
+    """Return whether several threads may read a dataset at the same time."""
     declared, kind = getattr(dataset, "thread_safe", None), type(dataset)
     if isinstance(declared, bool):
         return declared
@@ -74,14 +71,13 @@ class MapSource:
 
     The dataset may also have:
 
-    * ``origin(row)``, which returns the name of an example for messages.
-    * ``shard_lengths``, the number of examples in each shard; needed for ``order="shards"``.
+    * ``origin(row)``: the name of an example for messages.
+    * ``shard_lengths``: the number of examples in each shard, for ``order="shards"``.
     * ``__getitems__(rows)``, which reads many rows in one call.
-    * ``thread_safe = True``, which lets threads read it. Reading must then not change shared state such as an
-      open file, a cache or a global generator.
+    * ``thread_safe = True``, if reading changes no shared state, such as an open file.
 
-    Other datasets are read in worker processes, or in the calling thread if there are no workers. If they
-    draw from the global random generators, the loader seeds these before each example.
+    Other datasets are read in worker processes or in the calling thread. If they draw from the global random
+    generators, the loader seeds these generators for each example.
     """
 
     resident = False
@@ -95,10 +91,7 @@ class MapSource:
     def fetch(self, rows: Rows, seeds: list[int]) -> Callable[[int], Any]:
         """Return a function that maps i to the example in ``rows[i]``.
 
-        Args:
-            rows: row numbers of n examples, int64 [n].
-            seeds: one seed for each example, for the global generators of torch, NumPy and ``random``. An
-                empty list means no seeding.
+        If ``seeds`` is not empty, the function first seeds the global generators with ``seeds[i]``.
         """
         if seeds:
             return lambda position: self._seeded(int(rows[position]), seeds[position])
@@ -127,20 +120,16 @@ class MapSource:
 class RandomReader:
     """A reader of the examples of one rank, for a source whose rows can be read in any order.
 
-    The *serial number* of an example is its index in the reading order of all ranks, over all epochs.
+    The *serial number* of an example is its index in the reading order of all ranks, over all epochs. This
+    rank reads the examples whose serial number is congruent to ``rank`` modulo ``world``.
 
     Args:
-        source: the source.
         permutation: maps serial numbers to rows of the source.
-        preparation: the steps that prepare an example after it is read, such as decoding.
-        rank, world: this rank and the number of ranks. The rank reads the examples whose serial number is
-            congruent to ``rank`` modulo ``world``.
-        resident: whether to return row numbers instead of examples. This saves copies if the source is an
-            array in memory, from which a batch can read its rows directly.
-        seed: seed for the random numbers that a dataset draws from the global generators.
+        resident: whether to return row numbers instead of examples, for arrays in memory.
+        seed: seed for datasets that draw random numbers from the global generators.
 
     Attributes:
-        reads_again: whether a resume must read the examples of the shuffle buffer from the source once more.
+        reads_again: whether a resume must read the examples of the shuffle buffer again.
     """
 
     def __init__(
@@ -160,35 +149,27 @@ class RandomReader:
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        """Move to the first example of an iteration over the loader.
+        """Move to the first example of an iteration, and return its index among this rank's examples.
 
         Args:
             iteration: number of the iteration, counted from 1.
-            passes: number of epochs in each iteration; None if the iteration is endless.
-            abandoned_at: index of the next example when the user broke off the previous iteration; None if
-                that iteration was completed. Only ``SequentialReader`` uses this argument.
-
-        Returns:
-            The index of the first example of the iteration among all examples that this rank reads.
+            passes: epochs in each iteration; None if endless.
+            abandoned_at: not used here; this rank's next example when the user broke off an iteration.
         """
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
     def span(self, iteration: int) -> tuple[int, int]:
-        """Return the range [start, end) of an iteration, as indices among all examples of this rank."""
+        """Return the range [start, end) of an iteration, as indices among this rank's examples."""
         of_each = self._permutation.iteration_length // self._world
         return (iteration - 1) * of_each, iteration * of_each
 
     def claim(self, count: int) -> tuple[Serials, Rows, int] | None:
-        """Select the next n examples for the calling thread, which then reads them with ``work``.
-
-        Args:
-            count: largest number of examples.
+        """Select at most ``count`` examples, which the calling thread then reads with ``work``.
 
         Returns:
-            None at the end of the iteration, otherwise three values. The first is the index of each example
-            in the reading order of all ranks, int64 [n]. The second is the row of each example in the source,
-            int64 [n]. The third is the index of the next example, counting only the examples of this rank.
+            Serial numbers [n], rows in the source [n], and the index of this rank's first example after these
+            n; None at the end of the iteration.
         """
         end = min(self._index + count, self._limit)
         if end <= self._index:
@@ -229,11 +210,7 @@ class RandomReader:
         )  # fmt: skip
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:  # noqa: ARG002 (any can be read)
-        """Return a digest of the order of the current epoch, with which ``resume`` detects a changed order.
-
-        Args:
-            index: index of the next example among all examples that this rank reads.
-        """
+        """Return a digest of the current epoch's order, with which ``resume`` detects a changed order."""
         mark = self._mark(index) if index else 0
         return ([[mark, []]] if mark else []), []
 
@@ -246,14 +223,13 @@ class RandomReader:
         """Move to the example at which a saved state continues.
 
         Args:
-            index: index of this example among all examples that this rank reads.
+            index: index of this example among this rank's examples.
             iteration, passes: as in ``begin``.
-            needed: serial numbers of the earlier examples that must be read again to refill the buffers.
-                ``again`` will select them.
-            state: the result of ``state`` when the state was saved.
+            needed: serial numbers of earlier examples that ``again`` will select.
+            state: what ``state`` returned.
 
         Returns:
-            The number of examples that this call read: always 0, because any row can be read directly.
+            The number of examples read: 0.
 
         Raises:
             ValueError: the order of the current epoch differs from the saved order.
@@ -270,10 +246,7 @@ class RandomReader:
         return 0
 
     def again(self, serials: Serials) -> tuple[Serials, Rows, int]:
-        """Select earlier examples to read again, in order to refill the shuffle buffer after a resume.
-
-        Over all calls, ``serials`` ascend without repetition.
-        """
+        """Select earlier examples by serial number, to refill the shuffle buffer after a resume."""
         return serials, self._permutation.rows(serials), 0
 
     def go_alone(self) -> None:

@@ -1,9 +1,4 @@
-"""The reader of iterables, which yield examples only in their own order.
-
-To resume, the reader iterates again from a mark, which is a point at which reading can restart. It compares
-fingerprints (digests) of a few examples with those in the saved state, to detect that the iterable yields
-different data.
-"""
+"""The reader of iterables, which yield examples only in their own order."""
 
 import functools
 import hashlib
@@ -43,7 +38,7 @@ class Mark:
     Attributes:
         epoch: number of the epoch, counted from 0.
         epoch_start: number of examples that the iterable yielded before this epoch.
-        count: number of examples that the iterable yielded before this point, over all epochs.
+        count: number of examples that the iterable yielded before this point.
         position: position from which the source can continue; empty for the start of an epoch.
     """
 
@@ -53,7 +48,7 @@ class Mark:
     position: Position = ()
 
     def plain(self) -> list[Any]:
-        """Convert the mark to a list of numbers and strings, to store it in a state."""
+        """Convert the mark to numbers and strings, to store it in a state."""
         own = isinstance(self.position, dict)
         position = encoded(self.position["own"]) if own else list(self.position)  # type: ignore[call-overload]
         return [self.epoch, self.epoch_start, self.count, position]
@@ -66,10 +61,7 @@ class Mark:
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
-    """Remove some of the older marks if there are too many, but never the first or the last mark.
-
-    A mark is a point at which reading can restart.
-    """
+    """Remove some older marks if there are too many, but keep the first and the last."""
     if len(marks) <= _MOST:
         return marks
     # A gap may be larger the further it is from the last mark, up to a fixed fraction of this distance.
@@ -82,16 +74,15 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 
 
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
-    """Return the marks that a state must contain. A mark is a point at which reading can restart.
+    """Return the mark at which a resume restarts, and the starts of the epochs after this mark.
 
-    A resume restarts at the first returned mark. The others are the starts of the epochs that it then enters.
-    The count of an example is the number of examples that the iterable yielded before it, over all epochs.
+    Indices of examples count all examples that the iterable yields, over all epochs.
 
     Args:
-        marks: all marks of the iteration, ascending; empty before its first epoch.
-        oldest: count of the oldest example in the shuffle buffer.
-        following: count of the next example of this rank. Epochs that start after it are left out.
-        after: count of the first example that a resume reads if the buffer is empty.
+        marks: all marks of the iteration, ascending.
+        oldest: index of the oldest example in the shuffle buffer.
+        following: index of this rank's next example. Later epochs are left out.
+        after: index of the first example to read if the buffer is empty.
     """
     opened = [mark for mark in marks if mark.epoch_start <= following]
     if not opened:
@@ -102,13 +93,10 @@ def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> 
 
 
 class ReplayFingerprints:
-    """Fingerprints of some examples, to detect that an iterable yields different data after a resume.
-
-    A fingerprint is a digest of the example. If the source knows the row numbers of its examples, the
-    fingerprint is instead a digest of all row numbers in the epoch up to the example.
+    """Digests of some examples, to detect that an iterable yields different data after a resume.
 
     Args:
-        spacing: one in every ``spacing`` examples gets a fingerprint.
+        spacing: after the start of an epoch, one in every ``spacing`` examples gets a digest.
         world: number of ranks.
     """
 
@@ -119,44 +107,41 @@ class ReplayFingerprints:
         self._expected: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Remove all fingerprints."""
+        """Remove all digests."""
         self._seen = []
 
     def add(self, serial: int, index: int, example: Any, digest: int = 0, *, always: bool = False) -> None:
-        """Add the fingerprint of an example, if the example should have a fingerprint.
-
-        The first examples of an epoch get a fingerprint, and later only one in every ``spacing`` examples.
+        """Store the digest of every example at the start of an epoch, and of few examples later.
 
         Args:
-            serial: index of the example in the reading order of all ranks, over all epochs.
-            index: index of the example among the examples that the iterable yields in this epoch.
-            example: the example.
-            digest: a known fingerprint of the example; 0 to compute the fingerprint.
-            always: whether to add the fingerprint in any case.
+            serial: index of the example in the reading order of all ranks.
+            index: index of the example in this epoch.
+            digest: digest to store; 0 to compute the digest from the example.
+            always: store the digest in any case.
         """
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
             self._seen = [*self._seen[1 - _KEPT :], (serial, digest or fingerprint(example))]
 
     def before(self, serial: int) -> list[int]:
-        """Return the last few fingerprints of examples before ``serial``: [serial, fingerprint, ...]."""
+        """Return the last few digests of examples before ``serial``: [serial, digest, ...]."""
         # Examples read ahead are left out, so that a state does not depend on how far the loader reads ahead.
         last = [witness for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
         return [number for witness in last for number in witness]
 
     def expect(self, flat: list[int]) -> None:
-        """Load the fingerprints of a saved state, to compare them with examples that are read again."""
+        """Load the digests of a saved state, for ``is_as_before``."""
         numbers = iter(map(int, flat))
         self._seen = list(zip(numbers, numbers, strict=True))
         self._expected = dict(self._seen)
 
     def is_as_before(self, serial: int, example: Any, digest: int = 0) -> bool:
-        """Return whether an example matches its fingerprint in the saved state; True if there is none."""
+        """Return whether an example matches its digest in the saved state; True if there is none."""
         expected = self._expected.pop(serial, None)
         return expected is None or expected == (digest or fingerprint(example))
 
 
 def fingerprint(example: Any) -> int:
-    """Return a 56-bit digest of an example. For a large array, the digest covers a sample of its elements."""
+    """Return a 56-bit digest of an example. Large arrays are sampled."""
     digest = hashlib.blake2b(digest_size=7)
     for leaf in islice(_leaves(example), _LEAVES):
         digest.update(
@@ -179,7 +164,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _content(value: Any) -> bytes:
-    """Return the bytes of a value to digest, which are a sample for a large array; empty if unknown."""
+    """Return the bytes to digest: a sample of a large array, nothing for an unknown type."""
     if isinstance(value, str | int | float | np.generic):
         return str(value).encode()
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
@@ -199,7 +184,7 @@ def _content(value: Any) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _places(size: int) -> NDArray[np.int64]:
-    """Return the ascending indices of the elements to digest: all elements, or a fixed random sample."""
+    """Return ascending indices of the elements to digest: all, or a fixed random sample."""
     if size <= _ELEMENTS:
         return np.arange(size)
     # Evenly spaced elements might all lie in the padding.
@@ -207,20 +192,14 @@ def _places(size: int) -> NDArray[np.int64]:
 
 
 class SequentialReader:
-    """A reader of the examples of one rank from an iterable, with the same methods as ``RandomReader``.
+    """A reader of the examples of one rank from an iterable, with the methods of ``RandomReader``.
 
-    If the iterable does not split its examples among the ranks, each rank iterates over all examples, and
-    keeps only every ``world``-th of them. Each example therefore has three indices, all from 0 and over all
-    epochs:
+    If the iterable does not split its examples among the ranks, this rank keeps every ``world``-th example.
+    An example has three indices, counted over all epochs:
 
-    * The *count* is its index among all examples that the iterable yields in this process.
-    * The *local number* is its index among the examples that this rank keeps.
-    * The *serial number* is its index in the reading order of all ranks, ``local number * world + rank``.
-
-    Args:
-        source: the iterable.
-        preparation: the steps that prepare an example after it is read, such as decoding.
-        rank, world: this rank and the number of ranks.
+    * The *count* is the index among the examples that the iterable yields.
+    * The *local number* is the index among the examples that this rank keeps.
+    * The *serial number* is the index among the examples of all ranks: ``local number * world + rank``.
     """
 
     reads_again = False  # because ``resume`` has read the examples of the shuffle buffer already
@@ -279,14 +258,11 @@ class SequentialReader:
         return max(0, math.ceil((self._count - self._kept) / self._every))
 
     def _open(self, number: int, start: int | None = None, position: Position = ()) -> None:
-        """Start reading an epoch, unless the iteration has ended, and record a mark at this point.
-
-        A mark is a point at which reading can restart.
+        """Open epoch ``number``, unless the iteration ends before it, and record a point for a restart.
 
         Args:
-            number: number of the epoch, counted from 0.
-            start: number of examples that the iterable yielded before the epoch; None means all so far.
-            position: position in the epoch at which to start; empty for its beginning.
+            start: number of examples that the iterable yielded before the epoch; None for all so far.
+            position: position in the epoch at which to start; empty for the start of the epoch.
         """
         over = self._last_pass is not None and number >= self._last_pass
         if over and not position:
@@ -303,11 +279,7 @@ class SequentialReader:
         self._marks = thinned([*self._marks, Mark(*self._pass, self._count, position)])
 
     def _next(self) -> tuple[int, Any] | None:
-        """Read the next example of the iterable, even if it belongs to another rank.
-
-        Return the example's index among all examples that the iterable yields over all epochs, and the
-        example. Return None at the end of the iteration.
-        """
+        """Return the index and value of the iterable's next example, for any rank; None at the end."""
         while self._iterator is not None:
             try:
                 example = next(self._iterator, _ENDED)
@@ -321,7 +293,7 @@ class SequentialReader:
         return None
 
     def _end_pass(self) -> None:
-        """Begin the next epoch after the iterable has ended. Raise ValueError if it yielded no examples."""
+        """Begin the next epoch; raise ValueError if the iterable yielded no examples."""
         self._source.within = False
         number, first = self._pass
         length = self._count - first
@@ -373,11 +345,11 @@ class SequentialReader:
     # States
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """Return what ``resume`` needs: points at which reading can restart, and recent fingerprints.
+        """Return restart points and digests of recent examples, for ``resume``.
 
         Args:
             oldest_serial: serial number of the oldest example in the shuffle buffer.
-            index: number of examples of this rank before the position to save.
+            index: index of this rank's next example.
         """
         source = self._source
         # The last example is read again too, so that a fingerprint can be compared, unless ``iterate_from``
@@ -390,13 +362,9 @@ class SequentialReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Continue from a saved state, after reading earlier examples of the iterable again.
+        """Continue from a saved state, after reading the examples in ``needed`` again.
 
-        Reading restarts at the last saved point before all examples in ``needed``. It ends before the example
-        ``index`` of this rank. The examples in ``needed`` are kept for ``again``.
-
-        Args:
-            index, iteration, passes, needed, state: as in ``RandomReader.resume``.
+        Reading restarts before these examples, and ends before example ``index`` of this rank.
 
         Returns:
             The number of examples read again, including examples of other ranks.
@@ -428,15 +396,7 @@ class SequentialReader:
         return reread
 
     def _read_again(self, end: int, wanted: set[int]) -> int:
-        """Iterate again to a point, and store some of the examples in ``self._again``.
-
-        Args:
-            end: number of examples, over all epochs, that the iterable has yielded at this point.
-            wanted: indices of the examples to store, among all examples that the iterable yields.
-
-        Returns:
-            The number of examples read.
-        """
+        """Read the iterable up to index ``end``, keep examples in ``wanted``, and return the number read."""
         reread = 0
         while self._count < end:
             following = self._next()

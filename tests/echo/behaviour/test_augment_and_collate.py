@@ -64,7 +64,7 @@ def test_once_requires_decoded_examples_in_the_buffer() -> None:
         EchoLoader(Dataset(9), 3, buffer_format="encoded", **common)
     settings = EchoLoader(Dataset(9), 3, **common).settings
     functions = Functions(dict, (add_noise, add_noise), None, None, settings, "auto")
-    assert functions.around_the_buffer(str)[0].decode is dict
+    assert functions.split_at_buffer(str)[0].decode is dict
 
 
 @pytest.mark.parametrize("augment", [draw_globally, (draw_globally, draw_again)], ids=["one", "two parts"])
@@ -128,7 +128,7 @@ def test_batches_do_not_depend_on_the_buffer_format(echo: str, factor: float, nu
 )
 def test_auto_keeps_examples_encoded_if_none_is_decoded_twice(echo: str, bad: int, encoded: bool) -> None:
     settings = EchoLoader(ROWS, 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
-    before, after = Functions(decode, None, None, None, settings, "auto").around_the_buffer(str)
+    before, after = Functions(decode, None, None, None, settings, "auto").split_at_buffer(str)
     assert (before.decode is None) == encoded == (after is not None)
 
 

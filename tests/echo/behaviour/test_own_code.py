@@ -19,7 +19,7 @@ from adaecho.echo import threads
 from adaecho.echo.batch.process_workers import WorkerProcess
 
 
-@pytest.mark.parametrize("slow", ["read", "made"])
+@pytest.mark.parametrize("slow", ["read", "augment"])
 def test_a_worker_serves_the_shorter_kind_of_request_first(slow: str) -> None:
     """Within a kind the order stays, because the last use of an example drops it."""
     context = multiprocessing.get_context("fork")
@@ -33,7 +33,7 @@ def test_a_worker_serves_the_shorter_kind_of_request_first(slow: str) -> None:
         order.append(f"{what} {number}")
         return list(order)
 
-    quick = "made" if slow == "read" else "read"
+    quick = "augment" if slow == "read" else "read"
     worker = WorkerProcess(lambda: handler, [], slots=1, slot_bytes=64)
     try:
         worker.start()
