@@ -1,11 +1,14 @@
 """``python -m adaecho.evaluate RUN``: measure the saved weights of a run, and compare with its records.
 
-By default the command measures the final weights on every split that the run measured. With
-``--weights best``, it measures the weights of the best evaluation, on the validation split only. Overrides of
-the run's config may follow the folder, for example ``data.path=FOLDER`` if the data has moved,
-``task.validation_path=``, ``evaluate.batch_size=`` or ``device=``. With the same machine and data, the
-results equal the records exactly. A different processor, number of ``threads`` or batch size changes the
-rounding.
+RUN is the folder of the run. By default the command measures the final weights on every split that the run
+measured. With ``--weights best``, it measures the weights with the best validation result during training, on
+the validation split only.
+
+Changes of the run's config may follow RUN, for example ``data.path=FOLDER`` if the data has moved, or
+``task.validation_path=``, ``evaluate.batch_size=`` or ``device=``.
+
+With the same machine and data, the results equal the records exactly. A different processor, number of
+``threads`` or batch size changes the rounding.
 """
 
 import argparse
@@ -30,15 +33,11 @@ from adaecho.training.device import choose_device, choose_precision, measure, pl
 
 
 class Measured(NamedTuple):
-    """The metrics of the saved weights on one split.
-
-    Attributes:
-        recorded: the metrics that the run recorded for these weights on this split, or None.
-    """
+    """The metrics of saved weights on one split: as measured now, and as recorded during training."""
 
     split: Split
-    metrics: dict[str, float]
-    recorded: dict[str, float] | None
+    metrics: dict[str, float]  # as measured now
+    recorded: dict[str, float] | None  # None if the run did not record them for these weights
 
 
 @storage_errors()
@@ -79,11 +78,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
 
 
 def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, Task]:
-    """Open a run's folder, and build the run's task with its data.
-
-    Returns:
-        The folder, the run's config with the overrides, and the task.
-    """
+    """Open a run's folder, change its config by ``key=value`` overrides, and build its task."""
     run = RunFolder(path)
     plain = run.read_config()
     if plain is None:

@@ -1,16 +1,17 @@
 """Compare EchoLoader with DataLoader and tf.data on CIFAR-sized arrays, in examples per second.
 
 The loaders take turns. Every loader returns uint8 batches of 128 after zero padding, random crop and flip.
-Run the benchmark on an idle machine.
+EchoLoader and tf.data are also measured with echoing, which uses each example or batch twice. Repeats count
+as examples. Run the benchmark on an idle machine.
 
 * EchoLoader uses one background thread.
 * DataLoader uses 2 workers, with torchvision v2 on tensors.
-* "by hand" uses index arithmetic on whole batches in the loop's own thread.
-* tf.data echoes with the code in section 2 of the data echoing paper.
+* "by hand" is a NumPy loop without background threads. It crops and flips whole batches by indexing.
+* tf.data repeats examples with the code in section 2 of the data echoing paper.
 
-With batch echo at e = 2, the rate is at most twice the rate without echo. tf.data reaches this limit, because
-its repeats share read-only memory. EchoLoader copies each repeat, because the training loop may change it.
-The row "batch, copies free" shows EchoLoader's limit.
+If each batch is used twice, the rate is at most twice the rate without echoing. tf.data reaches this limit,
+because its repeats share read-only memory. EchoLoader copies each repeat, because the training loop may
+change it. The row "batch, copies free" shows EchoLoader's limit.
 
     pip install tensorflow-cpu    # optional; in a different environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays

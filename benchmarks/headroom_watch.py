@@ -1,10 +1,13 @@
-"""Measure how much ``headroom.watch`` slows a training loop, and how accurately it measures R.
+"""Measure how much ``headroom.watch`` slows a training loop, and how accurate its result is.
 
-R is the time to produce a batch divided by the time of a training step. The slowdown is the ratio of loops
-with and without ``watch``. Loops with empty steps show the time of ``watch`` itself.
+``watch`` measures R, the time to produce a batch divided by the time of a training step. The benchmark has
+two parts:
 
-For the accuracy, a step sleeps 20 ms, and a loader sleeps 5, 20 or 60 ms per batch, in the same thread or in
-a worker process. The correct R is the time per batch of the loader alone, divided by the step time.
+* Slowdown: the time of a loop with ``watch`` divided by the time of the same loop without it. A second
+  comparison uses loops with empty steps. Their difference is the time of ``watch`` itself.
+* Accuracy: the measured R divided by the correct R. Each training step sleeps 20 ms. The loader sleeps 5, 20
+  or 60 ms per batch in the same thread, or 20 or 60 ms in a worker process. The correct R is the loader's
+  time per batch without training, divided by the time of a step.
 
     python -m benchmarks.headroom_watch
 """

@@ -1,10 +1,11 @@
-"""Measure which share of the time of a hyperparameter search is spent on training.
+"""Measure how much of its time a hyperparameter search spends on training.
 
-The benchmark runs one search on digits, whose worker processes stay alive between trials. It then repeats the
-first trials, each in a new process. In both cases, two trials run at a time.
+The benchmark runs one search on the task digits. Its two worker processes stay alive between trials. For
+comparison, the benchmark repeats the first trials, each in a new process, two at a time.
 
-The share is the training and evaluation time of the trials, divided by twice the wall time. Other work on the
-machine lengthens the wall time, so the benchmark also reports CPU time.
+Because two trials run at a time, the time available for trials is twice the wall time. The reported share is
+the training and evaluation time of all trials, divided by the available time. Other work on the machine
+lengthens the wall time, so the benchmark also reports CPU time.
 
 Run: python -m benchmarks.search_overhead
 """

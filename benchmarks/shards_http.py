@@ -1,12 +1,17 @@
 """Compare EchoLoader with WebDataset on tar shards over http, in examples per second.
 
-The loaders take turns. They read the same shards from a server on this machine, shuffle and decode. Repeats
-count as examples. Run the benchmark on two idle cores.
+The loaders take turns. They read the same shards from a server on this machine, then shuffle and decode the
+examples. Repeats count as examples. Run the benchmark on two idle cores.
 
-WebDataset has 2 worker processes, which start curl for each shard. EchoLoader has 2 threads. For small
-images, it is also measured with 1 thread, because that work mostly holds the GIL.
+The loaders work as follows:
 
-* Small images: PNGs of 32x32 pixels become uint8 batches of 128, decoded by the same function.
+* WebDataset has 2 worker processes, which start curl for each shard.
+* EchoLoader has 2 threads. For small images, it is also measured with 1 thread, because reading and decoding
+  small images mostly holds the GIL, and only one thread can hold the GIL at a time.
+
+There are two kinds of images:
+
+* Small images: PNGs of 32x32 pixels become uint8 batches of 128. Both loaders use the same decoder.
 * Photographs: JPEGs become uint8 batches of 64 after a random resized crop to 224 pixels and a flip.
   EchoLoader uses OpenCV. WebDataset uses Pillow and torchvision, as in its examples.
 

@@ -1,7 +1,8 @@
-"""Preprocess examples with Ray Data, and repeat them on each rank: ``python examples/ray_data.py``.
+"""Train twice on each batch that Ray Data preprocesses: ``python examples/ray_data.py``.
 
-Ray's workers may decode on any machine. Each rank repeats its examples in its own process, so repeats need no
-network. The example needs ``pip install 'ray[data]'``.
+If Ray's workers are too slow to keep training busy, training can reuse each batch instead of waiting for the
+next one. The workers may run on any machine. Each rank (training process) repeats its batches locally, so
+repeats add no network traffic. The example needs ``pip install 'ray[data]'``.
 """
 
 from collections.abc import Iterator

@@ -26,11 +26,7 @@ def config_of(overrides: Sequence[str]) -> Config:
 
 
 def options(doc: str | None, name: str, tasks: Iterable[str], overrides_help: str) -> argparse.ArgumentParser:
-    """Return the argument parser of an experiment, and limit torch to one thread.
-
-    Args:
-        name: name of the experiment, for its default folders.
-    """
+    """Prepare an experiment: limit torch to one thread, and return the command-line parser."""
     torch.set_num_threads(1)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
@@ -42,17 +38,10 @@ def options(doc: str | None, name: str, tasks: Iterable[str], overrides_help: st
 
 
 def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Record:
-    """Return the record of a run: its rows, the machine and package versions.
-
-    If ``path`` exists, the record is read from this file. Otherwise ``run`` is executed, and its record is
-    written.
-
-    Args:
-        digits: number of significant digits of floats in the rows.
-    """
+    """Read the record of a run from its file, or execute the run first if there is no file."""
     if not path.exists():
         made_by = {key: value for key, value in environment().items() if key != "slurm"}
-        rows = [
+        rows = [  # floats are rounded to this number of significant digits
             {key: float(f"{one:.{digits}g}") if isinstance(one, float) else one for key, one in row.items()}
             for row in run()
         ]
@@ -67,15 +56,12 @@ def recorded(path: Path, run: Callable[[], list[Row]], digits: int = 7) -> Recor
 def write_results(
     results: Path, records: Sequence[Record], read: Callable[[list[Row]], list[Row]], command: str
 ) -> None:
-    """Write the tables of an experiment to a folder.
-
-    The files are worths.json with the rows of all runs, outcome.json with the results that ``read`` computes
-    from the rows, and origin.json with the command and the machines.
-    """
+    """Write the rows of all runs, and the results that ``read`` computes from them, to a folder."""
     made_by: list[Any] = []
     for record in records:
         made_by += [record["environment"]] if record["environment"] not in made_by else []
     rows = [row for record in records for row in record["rows"]]
+    # write_tables adds origin.json with the command, the machines and the package versions.
     texts = {"worths.json": table_text(rows), "outcome.json": one_line_each(read(rows))}
     write_tables(results, texts, {"commands": [command], "environments": made_by})
     write_text(results / "worths.json", texts["worths.json"])

@@ -1,8 +1,9 @@
 """``python scripts/cifar10_shards.py DATA INTO``: write CIFAR-10 as PNG in tar shards, for task cifar10.
 
 The files are ``train-00.tar`` and so on, ``validation.tar``, and ``test.tar`` if the data has a test split.
-The validation split equals that of the task for the same size and seed. The training examples are in random
-order. The same arguments always produce byte-identical files.
+By default, the validation examples are those that the task holds out when it reads the original files. If
+its config sets ``data.validation_examples`` or ``data.split_seed``, pass the same values to the script. The
+training examples are in random order. The same arguments always produce byte-identical files.
 """
 
 import argparse

@@ -62,36 +62,23 @@ def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 class Estimate(NamedTuple):
-    """Estimates of a gradient's variance and squared expectation from one step.
+    """The variance and the squared mean of a gradient, estimated from one step."""
 
-    Attributes:
-        variance: sigma^2, the trace of the covariance of a base batch's gradient; at least 1e-6.
-        square: mu^2, the squared norm of the expected gradient; at least 0.
-    """
-
-    variance: float
-    square: float
+    variance: float  # sigma^2 (see the module), at least VARIANCE_FLOOR
+    square: float  # mu^2, at least 0
 
 
 def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, scale: float) -> Estimate:
-    """Estimate sigma^2 and mu^2 from the individual gradients that are averaged in one step.
-
-    A step averages S base batches, which are split into n equal micro-batches. With g_i the gradient of
-    micro-batch i, and G the mean of these n gradients::
-
-        v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    variance of a micro-batch gradient
-        sigma^2 = (S / n) v                            variance of a base-batch gradient
-        mu^2    = |G|^2 - v / n
-
-    mu^2 is the squared norm of the expected gradient. Both are then clipped. For n = S they
-    equal the estimates of appendix B.3.
-
-    Args:
-        sum_of_squares: sum of |g_i|^2 over all ranks and micro-batches.
-        square_of_mean: |G|^2.
-        num_gradients: n >= 2, the number of micro-batches over all ranks.
-        scale: S >= 1.
-    """
+    """Estimate a gradient's variance and squared mean from the micro-batches of one step."""
+    # A step averages S base batches (scale). They are split into n >= 2 equal micro-batches (num_gradients),
+    # over all ranks. Let g_i be the gradient of micro-batch i, and G the mean of these n gradients.
+    # sum_of_squares is sum |g_i|^2, and square_of_mean is |G|^2. Then:
+    #
+    #     v       = (sum |g_i|^2 - n |G|^2) / (n - 1)    variance of a micro-batch gradient
+    #     sigma^2 = (S / n) v                            variance of a base-batch gradient
+    #     mu^2    = |G|^2 - v / n                        squared norm of the expected gradient
+    #
+    # For n = S, these are the estimates of appendix B.3. Estimates that are too small are clipped.
     excess = sum_of_squares - num_gradients * square_of_mean
     variance_of_mean = excess / (num_gradients * (num_gradients - 1))
     return Estimate(
@@ -108,32 +95,21 @@ def gain_ratio(variance: float, square: float, scale: float) -> float:
 
 
 class Averages(NamedTuple):
-    """Moving averages of one parameter group's estimates; all zero before the first sample.
+    """Moving averages of the variance and the squared mean of one parameter group's gradient."""
 
-    Attributes:
-        variance: average of sigma^2, the trace of the covariance of a base batch's gradient.
-        square: average of mu^2, the squared norm of the expected gradient.
-        weight: total weight of the samples so far, or their number in the paper's form.
-    """
-
-    variance: float = 0.0
-    square: float = 0.0
-    weight: float = 0.0
+    variance: float = 0.0  # average of sigma^2 (see the module)
+    square: float = 0.0  # average of mu^2
+    weight: float = 0.0  # sum of the exponential weights of the samples; without debiasing, their number
 
     def updated(self, sample: Estimate, smoothing: float, debias: bool) -> "Averages":
-        """Return the averages after one more sample.
-
-        With theta = ``smoothing``, in [0, 1), and x_t the sample number t, counted from 1, the average is:
-
-        * with ``debias=True``: ``m_t / (1 - theta^t)``, where ``m_t = theta m_{t-1} + (1 - theta) x_t`` and
-          m_0 = 0;
-        * with ``debias=False``: the mean of the first 1 / (1 - theta) samples, and then an exponential
-          average (appendix B.3).
-        """
+        """Return the averages after one more sample."""
+        # Let theta be the smoothing, in [0, 1), and x_t the t-th sample, for t = 1, 2, ...
         if debias:
+            # The average is m_t / (1 - theta^t), with m_t = theta m_{t-1} + (1 - theta) x_t and m_0 = 0.
             weight = smoothing * self.weight + (1 - smoothing)
             coefficient = (1 - smoothing) / weight
         else:
+            # The paper averages the first 1 / (1 - theta) samples equally, then exponentially (appendix B.3).
             weight = self.weight + 1
             coefficient = max(1 / weight, 1 - smoothing)
         return Averages(

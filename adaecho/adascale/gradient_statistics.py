@@ -37,27 +37,18 @@ class Settings:
 
 
 class Pending(NamedTuple):
-    """Moving averages that include the current step, which the optimizer has not taken yet.
+    """The gradient statistics after the backward passes of a step, before the optimizer takes it."""
 
-    Attributes:
-        averages: one element per parameter group.
-        finite: whether all gradients of the step are finite. If not, the averages do not include the step.
-    """
-
-    averages: list[Averages]
-    finite: bool
+    averages: list[Averages]  # one element per parameter group
+    finite: bool  # whether all gradients of the step are finite; if not, the averages leave the step out
 
 
 class GradientStatistics:
-    """Measures the variance and the squared expectation of gradients, as moving averages for each group.
-
-    Hooks on the parameters observe the gradient of each micro-batch. The averages change only in
-    ``commit()``, which the optimizer calls after it has taken a step.
-    """
+    """Measures each parameter group's gradient variance and squared mean during the backward passes."""
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
         self.settings = settings
-        self.averages: list[Averages] = []
+        self.averages: list[Averages] = []  # for each parameter group; only commit() changes them
         self.skipped_steps = 0
         # The key is the id, because a tensor's hash is a Python function that takes as long as the hook.
         self._hooked: dict[int, Tensor] = {}
@@ -113,14 +104,11 @@ class GradientStatistics:
 
     @property
     def pending(self) -> Pending:
-        """The moving averages with the current step included, if its last backward pass has run.
-
-        The first access in each step waits for the device.
-        """
+        """The moving averages, which include the current step after its last backward pass."""
         if self._readings is None:
             return Pending(self.averages, True)
         if self._pending is None:
-            sums, squares = self._readings.tolist()
+            sums, squares = self._readings.tolist()  # waits for the device
             finite = all(map(math.isfinite, sums + squares))
             averages = self._with_sample(sums, squares) if finite else self.averages
             self._pending = Pending(averages, finite)

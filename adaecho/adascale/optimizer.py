@@ -155,9 +155,9 @@ class AdaScale(Optimizer):
     def gain(self, pg_idx: int | None = None) -> float:
         """Return the gain, in [1, S], of one parameter group, or by default of all trained groups together.
 
-        The gain says how many steps on a single base batch one step on S base batches replaces. It is 1 until
-        the first step has been measured. It includes the current step as soon as the last backward pass of
-        this step has run. The call waits for the device.
+        A step averages S base batches (``scale``). A gain of 3 means that this step replaces 3 steps with one
+        base batch each. Before the first measurement, the gain is 1. A step is measured as soon as its last
+        backward pass has run. The call waits for the device.
 
         Args:
             pg_idx: index of the parameter group; None for all trained groups together.
@@ -213,20 +213,23 @@ class AdaScale(Optimizer):
     def done(self, total_steps: float) -> bool:
         """Return whether training is complete, that is whether tau >= ``total_steps`` (Algorithm 2).
 
-        tau is the sum of all gains so far (``scale_invariant_steps``). The algorithm is in Johnson et al.,
-        arXiv 2007.05105.
+        tau (``scale_invariant_steps``) says how many steps of the base schedule the steps so far replace. The
+        base schedule is the learning-rate schedule for training with one base batch per step. The algorithm
+        is in Johnson et al., arXiv 2007.05105.
 
         Args:
-            total_steps: number of steps of the base schedule, which uses one base batch per step.
+            total_steps: number of steps of the base schedule.
         """
         return self._tau >= total_steps
 
     # Methods of an optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with each group's learning rate scaled by ``rule``, then restore the learning rates.
+        """Take one step with each group's learning rate multiplied by its gain, then restore the rates.
 
-        The factor is the gain of the group, its square root, or 1, as AdaScale's argument ``rule`` says.
+        The gain says how many steps of the base schedule this step replaces (see ``gain``). If AdaScale was
+        created with ``rule="sqrt_gain"``, the factor is the square root of the gain. With ``rule="measure"``,
+        it is 1.
 
         If a gradient is not finite, all ranks skip the step. The gain and ``scale_invariant_steps`` then do
         not change.
@@ -289,10 +292,11 @@ class AdaScale(Optimizer):
     def scale_grad_by_num_grads_to_accum(self) -> None:
         """Divide ``.grad`` by the number of backward passes per step.
 
-        Call this before ``step()`` if you do not divide the losses yourself.
+        Call this once before each ``step()`` if you created AdaScale with ``is_scaled_loss=False``. ``.grad``
+        is then a sum over ``num_gradients_to_accumulate`` backward passes, and this call makes it a mean.
 
         Raises:
-            RuntimeError: the losses are already divided (``is_scaled_loss=True``).
+            RuntimeError: AdaScale was created with ``is_scaled_loss=True``, so you already divide each loss.
         """
         if self._settings.is_scaled_loss:
             raise RuntimeError("AdaScale: the losses are divided already (is_scaled_loss=True)")

@@ -67,8 +67,9 @@ class EchoConfig:
 class AdaScaleConfig:
     """AdaScale, which adapts the learning rate to the batch size. See ``adaecho.AdaScale`` for details.
 
-    Each batch is split into ``num_gradients_to_accumulate`` micro-batches. Choose the learning rate and the
-    schedule that suit a single micro-batch, unless you set ``scale``.
+    Each rank splits its batch into ``num_gradients_to_accumulate`` micro-batches. Choose the learning rate
+    and the schedule as for training with a smaller batch, the base batch. By default, a base batch has the
+    size of a micro-batch. With ``scale``, you give the number of base batches per step instead.
     """
 
     enabled: bool = MISSING  # whether AdaScale is used; set by adascale=on, measure or off

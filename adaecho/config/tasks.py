@@ -50,11 +50,14 @@ class TaskConfig:
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the dataset, from which ``scale=`` chooses defaults such as the batch size.
+        """Return the size of the dataset, from which the option ``scale=`` chooses defaults.
+
+        For example, with ``scale=images``, the default batch size depends on the number of training examples.
 
         Args:
             path: the value of ``data.path``.
-            plain: the values of ``task.*``, which have not been checked yet.
+            plain: the options ``task.*``, of which some decide which examples are used. Their types and
+                ranges have not been checked yet.
             max_bad_examples: the value of ``data.max_bad_examples``.
 
         Raises:
@@ -118,12 +121,8 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
 
 
 def module_path(name: str, group: str, message_start: str) -> str:
-    """Return the dotted path of a module, given this path or the name of an entry point.
-
-    Args:
-        group: a group of entry points.
-        message_start: the first words of the error message if there is no such module.
-    """
+    """Find a module by its dotted path or an entry point's name, and return its path."""
+    # group is the group of the entry points. message_start begins the error message if there is no module.
     for point in metadata.entry_points(group=group, name=name):
         return point.value
     with suppress(ImportError, ValueError):  # the parent is missing or not a package, or the name is empty

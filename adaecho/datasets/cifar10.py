@@ -23,18 +23,12 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Cifar10(NamedTuple):
-    """The CIFAR-10 images at a path, which have not been read yet.
+    """The files of CIFAR-10 that were found at a path, and a function that reads them."""
 
-    Attributes:
-        read: ``read(split, bad)`` returns the arrays ``image`` and ``label`` of a split. Images that cannot
-            be decoded are added to ``bad`` instead.
-        has_test: whether there is a split "test".
-        files: the files of all splits.
-    """
-
+    # read(split, bad) returns the arrays image and label, and adds images that can't be decoded to bad
     read: Callable[[Split, BadExampleBudget], Images]
-    has_test: bool
-    files: list[Path]
+    has_test: bool  # whether there is a split "test"
+    files: list[Path]  # of all splits
 
 
 def find(path: str | None, decode: Decode) -> Cifar10:

@@ -139,7 +139,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
         try:
             if image not in images or category not in labels:
                 raise ValueError(f"its image {image} or its category {category} is not listed")
-            annotations[image].append(_usable(annotation, labels[category], *images[image][1:]))
+            annotations[image].append(_numbers_of(annotation, labels[category], *images[image][1:]))
         except (ValueError, TypeError) as error:
             bad.add(f"{file}, annotation {annotation.get('id')}: {error}")
     present = _present(top, split, file, {name for name, *_ in images.values()})
@@ -167,18 +167,14 @@ def _present(top: Path, split: str, file: Path, names: set[str]) -> dict[str, Pa
     return present
 
 
-def _usable(annotation: dict[str, Any], label: int, height: float, width: float) -> list[float]:
-    """Return the clipped corners x1, y1, x2, y2 of a box, its label, its crowd flag, and the object's area.
-
-    Raises:
-        ValueError: the annotation can't be used.
-    """
+def _numbers_of(annotation: dict[str, Any], label: int, height: float, width: float) -> list[float]:
+    """Return the box of an object, clipped to the image, with its label, crowd flag and area."""
     x, y, box_width, box_height = map(float, annotation["bbox"])
     x1, y1 = max(x, 0.0), max(y, 0.0)
     x2, y2 = min(x + box_width, float(width)), min(y + box_height, float(height))
     if not (box_width > 0 and box_height > 0 and x1 < x2 and y1 < y2):
         raise ValueError(f"its bbox {annotation['bbox']} has no area within the image of {width}x{height}")
-    area = annotation.get("area")
+    area = annotation.get("area")  # of the object, not of its box; it is not clipped
     area = (x2 - x1) * (y2 - y1) if area is None else float(area)
     return [x1, y1, x2, y2, label, bool(annotation.get("iscrowd")), area]
 

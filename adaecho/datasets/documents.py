@@ -60,16 +60,9 @@ class Documents:
 
 
 def find_documents(path: str | None, *, column: str = "text", lines: bool = False) -> Documents:
-    """Find the documents of ``data.path``, and assign each file to a split by its name or folder.
-
-    Unless some names contain train and others validation or test, all files are used for training.
-
-    Args:
-        path: a folder with parquet files, JSON lines or text files (.txt, .py, .md) at any depth; a single
-            file of text or JSON lines; a hub id; or None for Python's standard library.
-        column: name of the text column in tables and JSON lines.
-        lines: whether each line of a text file is a document.
-    """
+    """Find the text documents of ``data.path``, and assign them to the splits train, validation and test."""
+    # path is a folder with parquet files, JSON lines or text files at any depth, a single file with text or
+    # JSON lines, an id on the Hugging Face Hub, or None for Python's standard library.
     if path is None:
         files = _standard_library()
         return Documents({"train": files}, files, column, lines)
@@ -97,6 +90,7 @@ def _by_split(root: Path, files: list[Path]) -> dict[str, list[Path]]:
             split for split, words in _WORDS.items() if re.search(rf"(?<![a-z])({words})(?![a-z])", name)
         )
         splits.setdefault(next(named, ""), []).append(file)
+    # Use all files for training, unless some are named for training and others for validation or test.
     if "train" not in splits or {"validation", "test"}.isdisjoint(splits):
         return {"train": files}
     if unnamed := splits.pop("", []):

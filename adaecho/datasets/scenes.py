@@ -50,13 +50,9 @@ class Scenes:
 
 
 def make_scenes(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], number: int, *, seed: int) -> Scenes:
-    """Generate scenes with 1 to 4 digits each, whose boxes do not overlap.
-
-    Args:
-        glyphs: uint8 [N, 8, 8], images of digits with values 0 to 16.
-        digits: int64 [N], 0 to 9; the label of digit d is d + 1.
-        number: number of scenes. Scene i is the same for any number.
-    """
+    """Generate images (scenes) with 1 to 4 handwritten digits each, whose boxes do not overlap."""
+    # glyphs is uint8 [N, 8, 8] with values from 0 to 16, and digits int64 [N]. Each scene has its own random
+    # numbers, so that scene i is the same if more scenes are generated.
     rngs = (np.random.default_rng((_SEED, seed, row)) for row in range(number))
     return Scenes([_scene(glyphs, digits, rng) for rng in rngs])
 
@@ -75,7 +71,7 @@ def _scene(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], rng: np.random.
         patch = canvas[y : y + side, x : x + side]
         patch += shade[..., None] * (ink - patch)
         boxes.append(_tight(shade, x, y))
-        labels.append(int(digits[which]) + 1)
+        labels.append(int(digits[which]) + 1)  # labels begin at 1
     return {
         "image": canvas.astype(np.uint8),
         "boxes": np.array(boxes, np.float32).reshape(-1, 4),

@@ -28,13 +28,9 @@ class Tables(NamedTuple):
 
 
 def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> Tables:
-    """Load tables with Hugging Face's ``datasets``, which also names the splits.
-
-    Args:
-        path: a local folder, or a hub id: owner/name, or owner/name/configuration.
-        columns: the columns that each split must have. Images stay encoded.
-        key: the config key that contains the path, for messages.
-    """
+    """Load the given columns of a dataset, for each of its splits, with Hugging Face's ``datasets``."""
+    # path is a local folder, or a hub id: owner/name, or owner/name/configuration. key is the config key that
+    # contains the path, for messages. The names of the splits are those that datasets gives them.
     import datasets  # imported here, because it takes most of a second
 
     datasets.disable_progress_bars()
@@ -60,7 +56,7 @@ def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> 
             )
         for column in columns:
             if isinstance(split.features[column], datasets.Image):
-                split = split.cast_column(column, datasets.Image(decode=False))
+                split = split.cast_column(column, datasets.Image(decode=False))  # images stay encoded
         splits[name] = split.select_columns(list(columns))
     if local.exists():
         files = sorted(visible_files(local))
@@ -90,10 +86,9 @@ def storage_errors() -> Iterator[None]:
 
 
 def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """Return a dict with a hash of the names and sizes of files; empty without files.
-
-    The contents of the files are not read. For a URL, only the name is hashed.
-    """
+    """Return a hash of the names and sizes of files, as a dict with one item."""
+    # Without files, the dict is empty. The contents of the files are not read. For a URL, only the name is
+    # hashed.
     names = sorted(map(str, files))
     if not names:
         return {}

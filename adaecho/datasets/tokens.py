@@ -66,17 +66,7 @@ def cache_key(documents: Documents, *settings: Any) -> str:
 
 
 def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Tokens:
-    """Return the tokenized examples of documents, which are computed once and then read from the cache.
-
-    Args:
-        packing: how documents are cut into examples.
-        data: the settings ``data.*``. If ``validation_examples`` is None, the documents' own validation or
-            test split is used.
-
-    Raises:
-        DataError: there is too little text, too many documents are bad, or the cache can't be written.
-        ConfigError: the text is too short for a tokenizer with ``packing.vocabulary`` tokens.
-    """
+    """Return the tokenized examples of documents, from the cache if they were tokenized before."""
     settings = (data.validation_examples, data.split_seed, data.max_bad_examples)
     folder = cache_folder() / cache_key(documents, vars(packing), *settings)
     if not folder.exists():
@@ -173,6 +163,7 @@ def _make(folder: Path, documents: Documents, packing: Packing, data: DataConfig
 
     number = sum(1 for _ in texts("train", count=True))
     own, held_out = documents.held_out or "", set[int]()
+    # If validation_examples is None, use the documents' own validation or test split.
     if data.validation_examples is not None or not own:
         held_out.update(split_indices(number, data.validation_examples, seed=data.split_seed)[1].tolist())
     kept = (text for row, text in enumerate(texts("train")) if row not in held_out)

@@ -1,11 +1,12 @@
-"""Make PyTorch Lightning resume a loader at the right batch.
+"""Workarounds that let PyTorch Lightning resume a loader at the right batch.
 
-*Prefetch*: if a loader has no length, Lightning requests each batch one step before it trains on it. A
-checkpoint must not count this batch as used.
-
-*End of an epoch*: Lightning does not load a loader's state that was saved at the end of an epoch, so training
-would repeat the first epoch. With ``max_steps``, Lightning loads the state, but first requests an iterator
-that must be empty.
+* *Prefetch*: if a loader has no length, Lightning requests each batch one step before it trains on it. A
+  checkpoint must not count this batch as used. ``holds_last_batch`` detects it.
+* *End of an epoch*: Lightning does not load a loader's state that was saved at the end of an epoch, so
+  training would repeat the first epoch. ``resumed_at_end`` returns this state, and the loader loads it.
+* *Maximum number of steps*: with ``max_steps``, Lightning does load this state. It then requests an iterator
+  for the epoch that has already ended. ``resumed_at_end`` detects this, and the loader returns an empty
+  iterator.
 """
 
 import sys
@@ -25,11 +26,9 @@ def holds_last_batch(batch_id: int) -> bool:
 
 
 def resumed_at_end(loader: Any) -> tuple[dict[str, Any] | None, bool] | None:
-    """Return how to begin an iterator if Lightning resumes at the end of an epoch; otherwise None.
-
-    Returns:
-        The state that the loader must load first, or None, and whether the iterator must be empty.
-    """
+    """Detect that Lightning resumes at the end of an epoch, and return how the loader must react."""
+    # The result is None in all other cases. The pair contains the state that the loader must load (None if
+    # there is none), and whether its next iterator must be empty.
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)
     combined = getattr(loop, "_combined_loader", None)  # None while Lightning checks the loader
     if combined is None or not getattr(loop, "is_resuming", False):

@@ -377,13 +377,20 @@ class EchoLoader(LoaderStats):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state. The next batch is then the same as in the run that saved the state.
 
-        The loader first reads the examples of its buffers again, and counts them in ``reread_examples``. The
-        echoing factor may differ from the saved one. If the state was saved between two loops over the
-        loader, the number of ranks, batch size, echo variant and buffer sizes may differ too.
+        A state does not contain examples, so the loader first reads the examples in its buffers again. The
+        property ``reread_examples`` counts them.
+
+        The source and most arguments must be the same as when the state was saved. ``factor``,
+        ``max_factor`` and ``max_bad_examples`` may differ, and so may arguments that do not determine the
+        batches, such as ``num_workers``.
+
+        Between two iterations (complete loops over the loader) the buffers are empty. If the state was saved
+        then, these may differ too: ``batch_size``, ``echo``, ``shuffle_buffer``, ``batch_shuffle_buffer``,
+        ``drop_last``, ``rank`` and ``world_size``.
 
         Raises:
-            ValueError: the state belongs to a loader with other settings or another source; the message names
-                the argument that differs.
+            ValueError: the state does not fit the arguments, the source or this version of adaecho; the
+                message names the difference and the remedy.
         """
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
@@ -402,13 +409,16 @@ class EchoLoader(LoaderStats):
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin iteration number ``epoch``, counted from 0.
 
-        An iteration is one complete loop over the loader. Unlike with DistributedSampler, this call is
-        optional, because each ``iter()`` begins the next iteration anyway. The call has no effect without
-        ``epochs=``, or if a loaded state lies within iteration ``epoch``, so that ``iter()`` continues there.
+        An iteration is one complete loop over the loader. The call is optional, because each ``iter()``
+        begins the next iteration anyway. It has no effect without ``epochs=``.
 
-        A new loader around an iterable does not know how many examples earlier iterations contained. If
-        ``epoch`` is not 0, it therefore warns, and draws the random numbers of iteration 0. To draw others,
-        load a state or pass another ``seed``.
+        It can be called after ``load_state_dict()``. If the state was saved within iteration ``epoch``, the
+        next ``iter()`` continues this iteration after the last batch. If it was saved within another
+        iteration, the next ``iter()`` abandons that one and begins iteration ``epoch``.
+
+        A new loader around an iterable does not know how many examples the earlier iterations contained. If
+        ``epoch`` is not 0, its next ``iter()`` therefore warns and uses the random numbers of iteration 0. To
+        use other random numbers, load a state or pass another ``seed``.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:

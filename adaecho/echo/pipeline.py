@@ -50,35 +50,17 @@ _NO_FORK = (
 
 
 class Counters(NamedTuple):
-    """Seconds that the stages of a loader have worked so far, as two lower bounds for each stage.
+    """How long the stages of a loader have worked so far, and how many batches they have read."""
 
-    The stages work in parallel, so only the largest bound counts.
-
-    Attributes:
-        upstream_s: bounds for the stages before the echo.
-        own_s: bounds for the stages after the echo.
-        fresh_batches: number of fresh examples read so far, divided by the batch size.
-    """
-
-    upstream_s: tuple[float, ...]
-    own_s: tuple[float, ...]
-    fresh_batches: float
+    # For each stage, two lower bounds in seconds on its time so far (see ``_bounds``). The stages work in
+    # parallel, so the largest of all bounds is the time of the slowest stage.
+    upstream_s: tuple[float, ...]  # of the stages before the echo
+    own_s: tuple[float, ...]  # of the stages after the echo
+    fresh_batches: float  # number of fresh examples read so far, divided by the batch size
 
 
 class Pipeline:
-    """The parts of a loader that last as long as the loader, and its current ``Run``.
-
-    Args:
-        prefetch: number of batches to read ahead of the echo; None for two per worker.
-        processes: whether to use processes even for thread-safe code.
-
-    Attributes:
-        streams: determines how examples and batches are repeated and shuffled.
-        processes: whether the workers are processes instead of threads.
-        source_length: number of examples in the source; None for an iterable.
-        run: makes the next batch; None while it makes a batch, and after it was discarded.
-        left: position and reader state to save if an interrupt stops the reader while it moves; else None.
-    """
+    """The parts of a loader that it keeps for its whole lifetime, such as its source and its reader."""
 
     def __init__(
         self,
@@ -89,13 +71,15 @@ class Pipeline:
         device: ToDevice,
         *,
         num_workers: int,
-        prefetch: int | None,
-        processes: bool = False,
+        prefetch: int | None,  # number of batches to read before the echo; None for two per worker
+        processes: bool = False,  # whether to use processes even for thread-safe code
     ) -> None:
+        # The streams determine how examples and batches are repeated and shuffled.
         self.source, self.settings, self.streams = source, settings, Streams(settings)
         self.num_workers, self.prefetch = max(whole("num_workers", num_workers, 0), int(processes)), prefetch
         # Only one thread decodes whole batches, so ``decode`` need not be thread-safe for them.
         thread_safe = source.thread_safe and (self.streams.whole or functions.thread_safe)
+        # Whether the workers are processes instead of threads.
         self.processes = self.num_workers > 0 and (processes or not thread_safe) and can_fork()
         if self.num_workers and not (thread_safe or self.processes):
             self.num_workers = 0
@@ -125,7 +109,10 @@ class Pipeline:
         if length is not None:
             before = replace(before, stacked=False, length=length)
         self.reader = self._reader(order, before)
+        # Makes the next batch. None while it makes a batch, and after it was discarded.
         self.run: Run | None = None
+        # Set while the reader moves to another position. If an interrupt stops it, ``state`` returns the
+        # position and the reader's state from before the move.
         self.left: tuple[LoaderCursor, ReaderState] | None = None
         self._newest: Run | None = None
         self._read_before = 0  # number of examples that earlier runs have read
@@ -175,14 +162,12 @@ class Pipeline:
         return position, self._newest
 
     def resume(self, position: LoaderCursor) -> tuple[LoaderCursor, "Run"]:
-        """Return to a position of the training loop, and create a ``Run`` that continues there.
-
-        The returned position also counts the examples that the reader has to read again.
-        """
+        """Move the reader to a position of the training loop, and return a ``Run`` that continues there."""
         state, held = self._leave(position), self.streams.held(position)
         reread = self.reader.resume(
             position.next_index, position.iteration, self.settings.epochs, held.serials, state
         )
+        # The returned position also counts the examples that the reader has just read again.
         position = position._replace(reread_examples=position.reread_examples + reread)
         self._newest = Run(self, position, held)
         return position, self._newest
@@ -304,30 +289,23 @@ def _close_all() -> None:
 
 
 class Run:
-    """The threads, processes and buffers that make the batches after a given position of the training loop.
-
-    Args:
-        parts: the pipeline, whose reader has been moved to this position.
-        held: the examples and batches that the buffers contain at this position, to be read again.
-
-    Attributes:
-        pool: the threads; None if the calling thread does all work.
-        owners: the worker processes; None without processes.
-        queue: yields the fresh examples in the order of reading.
-    """
+    """The threads, processes and buffers that make the batches of a loader, starting at a given position."""
 
     def __init__(self, parts: Pipeline, position: LoaderCursor, held: Held) -> None:
+        # The reader of ``parts`` is at this position already. ``held`` lists the contents of the buffers at
+        # this position, which are read again, because a state does not contain them.
         self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
-        self.owners: WorkerProcesses | None = None
+        self.owners: WorkerProcesses | None = None  # the worker processes, if any
         if parts.processes:
             self.owners = WorkerProcesses(parts.num_workers, reader, parts.builder)
         self._read = reader.work if self.owners is None else self.owners.read
+        # Returns the fresh examples in the order of reading.
         self.queue = PrefetchQueue(
             self._claim, self._read, streams.log.bad, position.next_index, parts.warn_of_draws,
             begins=position.next_index == position.first_index,
         )  # fmt: skip
-        self.pool = ThreadPool() if parts.num_workers else None
+        self.pool = ThreadPool() if parts.num_workers else None  # None: the calling thread does all work
         # First the examples of the buffers are read again, each only once, however often it is used.
         self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
         self._num_claimed = self._num_restored = 0  # counts of the buffers' examples

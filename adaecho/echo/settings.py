@@ -174,13 +174,9 @@ class Settings:
         }
 
     def check_same(self, saved: dict[str, Any], *, in_pass: bool) -> None:
-        """Raise ValueError if a state was saved with different settings.
-
-        Args:
-            saved: the settings stored in the state.
-            in_pass: whether the state was saved within an iteration. Otherwise the buffers are empty, and
-                more settings may differ.
-        """
+        """Raise ValueError if a state was saved by a loader with incompatible settings."""
+        # ``in_pass`` is whether the state was saved within an iteration. Between iterations the buffers are
+        # empty, so the settings in _OF_WHAT_IS_HELD may differ too.
         for name, value in self.plain().items():
             if name in _MAY_CHANGE or (not in_pass and name in _OF_WHAT_IS_HELD):
                 continue
@@ -225,10 +221,7 @@ def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) 
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank and the number of ranks. None is replaced by the value of torch.distributed.
-
-    Without torch.distributed, the rank is 0 and the number of ranks is 1.
-    """
+    """Return this process's rank and the number of ranks, by default those of torch.distributed."""
     if world_size is None:
         world_size = torch.distributed.get_world_size() if is_distributed() else 1
     if rank is None:
@@ -290,14 +283,8 @@ _REMEDIES = {
 
 
 def order_asked_for(given: dict[str, Any], order: str, sampler: Any) -> str:
-    """Check the arguments that only DataLoader has, and return the reading order that ``shuffle`` selects.
-
-    ``shuffle=False`` changes the default order "permutation" to "sequential". Otherwise the result is
-    ``order``.
-
-    Args:
-        given: keyword arguments that are not parameters of EchoLoader.
-    """
+    """Reject unsupported DataLoader arguments, and return the reading order, which ``shuffle`` can change."""
+    # ``given`` contains the keyword arguments that are not parameters of EchoLoader.
     for name, value in given.items():
         if name not in _REMEDIES:
             raise TypeError(f"EchoLoader has no argument {name!r}, and neither has a DataLoader")
@@ -308,4 +295,5 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any) -> str:
     if shuffle is None:
         return order
     refuse(shuffle and sampler is not None, "shuffle=True with sampler=: both set the order; pass only one")
+    # shuffle=False changes only the default order.
     return order if shuffle or order != "permutation" else "sequential"

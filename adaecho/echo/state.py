@@ -22,36 +22,22 @@ VERSION = 7  # must increase if this version could not read older states or woul
 
 # Immutable, and replaced in a single statement, so an interrupt cannot leave it half changed.
 class LoaderCursor(NamedTuple):
-    """Position of the training loop in the loader's output, just after the last batch received.
+    """The training loop's position in the loader's output, after the batches received so far."""
 
-    Numbers count this rank's fresh examples or batches in reading order, over all epochs. Fresh means from
-    the source, not from a repeat.
-
-    Attributes:
-        fresh_examples: how many fresh examples the batches so far needed.
-        reread_examples: how many examples were read again to fill the buffers after a resume.
-        next_index: number of the next fresh example.
-        skipped: how many examples before ``next_index`` no batch needed; can be negative after ``set_epoch``.
-        next_number: number of the next fresh batch to repeat; 0 unless the loader repeats batches.
-        first_number, first_index: ``next_number`` and ``next_index`` at the start of the iteration.
-        iteration: number of the current or last iteration, counted from 1; 0 before the first one.
-        in_pass: whether an iteration has begun and not ended.
-        examples, batches: positions in the shuffled repeats of examples and of batches.
-        held_examples: how many examples are in the source's whole batches that will be repeated again; 0 if
-            the source yields single examples.
-    """
-
-    fresh_examples: int = 0
-    reread_examples: int = 0
-    next_index: int = 0
-    skipped: int = 0
-    next_number: int = 0
-    first_number: int = 0
-    first_index: int = 0
-    iteration: int = 0
-    in_pass: bool = False
-    examples: Cursor = Cursor()
-    batches: Cursor = Cursor()
+    # A fresh example or batch comes from the source and is not a repeat. This rank numbers its fresh
+    # examples, and its fresh batches, in the order in which it reads them, over all epochs.
+    fresh_examples: int = 0  # fresh examples that the batches so far needed
+    reread_examples: int = 0  # examples that were read again to fill the buffers after a resume
+    next_index: int = 0  # number of the next fresh example
+    skipped: int = 0  # examples before ``next_index`` that no batch needed; can be negative after set_epoch
+    next_number: int = 0  # number of the next fresh batch to repeat; 0 unless the loader repeats batches
+    first_number: int = 0  # ``next_number`` at the start of the iteration
+    first_index: int = 0  # ``next_index`` at the start of the iteration
+    iteration: int = 0  # number of the current or last iteration, counted from 1; 0 before the first one
+    in_pass: bool = False  # whether an iteration has begun and not ended
+    examples: Cursor = Cursor()  # position in the shuffled repeats of examples
+    batches: Cursor = Cursor()  # position in the shuffled repeats of batches
+    # Examples in the source's whole batches that will be repeated again; 0 if the source yields examples.
     held_examples: int = 0
 
     def begun(self, iteration: int, index: int) -> "LoaderCursor":
@@ -63,12 +49,9 @@ class LoaderCursor(NamedTuple):
         )  # fmt: skip
 
     def ended(self, index: int, *, whole: bool) -> "LoaderCursor":
-        """Return the position at the end of the current iteration.
-
-        Args:
-            index: number of the next fresh example, which exceeds ``next_index`` if the last examples were
-                bad.
-        """
+        """Return the training loop's position at the end of the current iteration."""
+        # ``index`` is the number of the next fresh example. It exceeds ``self.next_index`` if the iteration
+        # ended with bad examples.
         # The number of examples in a bad whole batch is unknown, so bad batches are not counted.
         fresh_examples = self.fresh_examples if whole else index - self.skipped
         return self._replace(
@@ -79,17 +62,13 @@ class LoaderCursor(NamedTuple):
 
 # Iteration only appends to the log, so another thread can save a state at any time.
 class Log:
-    """Bad examples and changes of the echoing factors so far.
-
-    Attributes:
-        bad: the examples (or whole batches) that could not be read or decoded.
-        examples: how often examples are repeated; always 1 unless the loader repeats examples.
-        batches: how often batches are repeated; always 1 unless the loader repeats batches.
-    """
+    """Records the bad examples and every change of the echoing factor, for the loader's state."""
 
     def __init__(self, settings: Settings) -> None:
-        self.bad = BadExamples(settings.max_bad_examples)
+        self.bad = BadExamples(settings.max_bad_examples)  # those that could not be read or decoded
         repeats, factor = settings.variant.repeats, settings.first_factor
+        # The factors of examples and of batches over time. A loader repeats at most one of the two. The
+        # factor of the other is always 1.
         self.examples = Factor(settings.seed, factor if repeats == "examples" else 1.0)
         self.batches = Factor(settings.seed + 1, factor if repeats == "batches" else 1.0)
 
@@ -106,11 +85,8 @@ class Log:
         self.examples.go_back(self.examples.begun(index).history)
 
     def state(self, position: LoaderCursor, oldest: int) -> dict[str, Any]:
-        """Return the log up to ``position`` as entries of the loader's state.
-
-        Args:
-            oldest: number of the oldest example that a resume needs. ``bad_numbers`` omits earlier examples.
-        """
+        """Return the bad examples and echoing factors up to a position, as entries of the loader's state."""
+        # A resume needs example ``oldest`` and later ones, so ``bad_numbers`` omits those before it.
         index = position.next_index
         return {
             "example_factors": [x for change in self.examples.before(index) for x in change],
@@ -143,14 +119,10 @@ class Log:
 
 @dataclass
 class Held:
-    """The contents of the loader's buffers at one position of the training loop.
+    """The contents of the loader's buffers at one position of the training loop."""
 
-    Attributes:
-        examples: the repeats of examples that have not left the shuffle buffer.
-        batches: the examples of each fresh batch that will be repeated again, by the batch's number.
-    """
-
-    examples: Contents = NOTHING
+    examples: Contents = NOTHING  # the repeats of examples that have not left the shuffle buffer
+    # The examples of each batch that will be repeated again, by the batch's number.
     batches: dict[int, keyed.Items] = field(default_factory=dict)
 
     @property
@@ -160,19 +132,16 @@ class Held:
 
 
 class Streams:
-    """The order in which one loader outputs examples and batches.
-
-    Attributes:
-        log: the bad examples and the echoing factors so far.
-        whole: whether the source yields whole batches. Each whole batch then counts as one example.
-        rank, world: the loader reads every ``world``-th example, starting with number ``rank``. If ``whole``,
-            these are 0 and 1, because the source itself divides the data among the ranks.
-    """
+    """Computes the order in which a loader outputs its examples and batches."""
 
     def __init__(self, settings: Settings) -> None:
+        # The order also depends on the bad examples and the echoing factors so far, which the log records.
         self._settings, self.log = settings, Log(settings)
+        # If the source yields whole batches, each of them counts as one example.
         self.whole = settings.batch_size is None
         self.batch_size = settings.batch_size or 1
+        # This rank reads every ``world``-th example, starting with number ``rank``. A source of whole batches
+        # divides its data among the ranks itself.
         self.rank, self.world = (0, 1) if self.whole else (settings.rank, settings.world_size)
         self.echoes_batches = settings.variant.repeats == "batches"
 
@@ -283,13 +252,7 @@ def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
-    """Return this rank's part of a state from ``of_all_ranks``. Return any other state unchanged.
-
-    If the number of ranks has changed, every rank gets the part of rank 0.
-
-    Raises:
-        ValueError: a different number of ranks saved the state within an iteration.
-    """
+    """Return this rank's part if the state combines all ranks, or otherwise the state itself."""
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
     saved, (rank, world_size) = state["ranks"], share(None, None)
@@ -298,16 +261,13 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
             f"load_state_dict: {saved} ranks saved this state within an iteration, but {world_size} load it; "
             f"start {saved} ranks, because each resumes at its own cursor"
         )
+    # If the number of ranks has changed between two iterations, every rank takes the part of rank 0.
     prefix = f"{rank if saved == world_size else 0}."
     return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
 
 def check(state: Any, settings: Settings, length: int | None) -> None:
-    """Raise ValueError if a state does not fit this version, the settings or the source.
-
-    Args:
-        length: number of examples in the loader's source; None if unknown.
-    """
+    """Raise ValueError if a loader with these settings cannot continue from a saved state."""
     version = state.get("version") if isinstance(state, Mapping) else None
     refuse(
         version != VERSION,
@@ -315,6 +275,7 @@ def check(state: Any, settings: Settings, length: int | None) -> None:
         "a state_dict() of this version, or start without load_state_dict",
     )
     settings.check_same(json.loads(state["settings"]), in_pass=bool(state["in_pass"]))
+    # A source of unknown length has the length -1 in a state, and None in the argument ``length``.
     had, has = (
         "no known length" if number in (None, -1) else f"{number} examples"
         for number in (state["source_length"], length)

@@ -175,8 +175,9 @@ class LoaderStats:
     def factor_changes(self) -> list[tuple[int, float]]:
         """Changes of the echoing factor, as pairs (number of the first fresh example, new factor).
 
-        Fresh examples are numbered from 0 as this rank reads them, over all epochs. If the loader repeats
-        batches, the number is that of a fresh batch instead.
+        For example, (5000, 2.5) means that the factor is 2.5 from fresh example 5000 on. Fresh examples come
+        from the source and are not repeats. Each rank numbers its own from 0, over all epochs. With
+        ``echo="batch"``, the pair contains the number of a fresh batch instead.
         """
         return self._factors[1:]
 
@@ -187,18 +188,8 @@ class LoaderStats:
         return streams.factor.before(index)
 
     def _num_batches(self, iteration: int, first_index: int, first_number: int, *, begun: bool) -> int:
-        """Return the number of batches in an iteration.
-
-        Args:
-            iteration: number of the iteration, counted from 1.
-            first_index, first_number: numbers of this rank's first example and first fresh batch in the
-                iteration.
-            begun: whether the iteration has begun. If not, the current echoing factor applies to all
-                examples.
-
-        Raises:
-            TypeError: the number cannot be known in advance.
-        """
+        """Return how many batches an iteration yields; raise TypeError if this cannot be known in advance."""
+        # The iteration starts with this rank's example ``first_index`` and fresh batch ``first_number``.
         settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
         reader = self._pipeline.reader
         if settings.epochs is None or settings.factor == "auto" or source.length is None:
@@ -206,6 +197,7 @@ class LoaderStats:
         end = first_index + source.length * settings.epochs
         if isinstance(reader, RandomReader):
             first_index, end = reader.span(iteration)
+        # The current echoing factor applies to all examples of an iteration that has not begun.
         examples = streams.log.examples if begun else streams.log.examples.begun(first_index)
         items = examples.total(first_index, end - first_index)
         batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
@@ -220,10 +212,14 @@ class LoaderStats:
     def upstream_s_per_batch(self) -> float:
         """Loading time in seconds per fresh batch: the time of the slowest stage before the echo.
 
-        A fresh batch is not a repeat. The time of a stage is divided by its number of workers, but an
-        iterable is read by one thread. If the source itself reads ahead, as a ``DataLoader`` with workers
-        does, only the time that the EchoLoader waits for the source counts. With ``num_workers=0``, the
-        result is then too low, because the source also loads during the training step.
+        A fresh batch comes from the source and is not a repeat. If several workers share the work of a
+        stage, its time is divided by their number. Only one thread reads an iterable, so this reading time
+        is not divided.
+
+        Some sources read ahead themselves, for example a ``DataLoader`` with workers. For these, only the
+        time that the EchoLoader waits for the source is counted. Use at least ``num_workers=1`` with such
+        sources. With ``num_workers=0`` the result is too low, because the source also loads during the
+        training step.
         """
         return self._clocks.upstream_s_per_batch
 

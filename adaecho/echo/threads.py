@@ -32,18 +32,14 @@ class Shutdown(BaseException):  # not an Exception, so that no handler of errors
 # Ctrl-C can raise KeyboardInterrupt in the main thread between any two calls. The main thread therefore never
 # acquires a lock that a worker uses: it only sets flags and uses SimpleQueue, whose calls are atomic.
 class PoolThread(threading.Thread):
-    """A background thread that its ``ThreadPool`` can pause and stop.
-
-    Attributes:
-        working: whether the thread is working. A pause waits until no thread is working.
-        elsewhere_s: seconds to add to the thread's elapsed time if a worker process does the work: the
-            process's working time minus the thread's waiting time.
-    """
+    """A background thread that its ``ThreadPool`` can pause and stop."""
 
     def __init__(self, pool: "ThreadPool", serve: Callable[["PoolThread"], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._pool, self._serve = pool, serve
-        self.working = self.ended = False
+        self.working = self.ended = False  # a pause waits until no thread is working
+        # If a worker process does the work, this thread waits for it. This number of seconds, the process's
+        # working time minus the waiting time, is then added to the thread's elapsed time.
         self.elsewhere_s = 0.0
 
     def start(self) -> None:
@@ -72,19 +68,13 @@ class PoolThread(threading.Thread):
 
 
 class ThreadPool:
-    """A group of background threads that pause and stop together.
-
-    Attributes:
-        maps: the sources of work, each of which has its own threads.
-        stopping: whether the threads must end.
-        paused_by: id of the thread that requested a pause; None while the pool is not paused.
-    """
+    """A group of background threads that pause and stop together."""
 
     def __init__(self) -> None:
-        self.maps: list[OrderedMap[Any, Any]] = []
+        self.maps: list[OrderedMap[Any, Any]] = []  # the stages of work, each with its own threads
         self.threads: list[PoolThread] = []
-        self.stopping = False
-        self.paused_by: int | None = None
+        self.stopping = False  # whether the threads must end
+        self.paused_by: int | None = None  # id of the thread that requested a pause; None if not paused
         self._process: int | None = None  # id of the process that started the threads
 
     def start(self, ordered: "OrderedMap[Any, Any]") -> None:
@@ -170,25 +160,16 @@ class ThreadPool:
 
 
 class InlineMap(Generic[Claim, Result]):
-    """Processes one piece of work in each call of ``get``, in the calling thread.
+    """Processes one piece of work in each call of ``get``, in the calling thread."""
 
-    Args:
-        claim: returns the next piece of work, or None after the last one.
-        work: processes a piece of work and returns the result.
-
-    Attributes:
-        wanted: number of threads that process pieces.
-        at_once: number of pieces that are processed in parallel.
-        claim_s, work_s: seconds spent in ``claim`` and in ``work``, over all threads.
-        blocked_s: seconds that callers of ``get`` have waited for results.
-        upstream: the map that provides the input of ``claim``. ``claim_s`` excludes the wait for this map.
-    """
-
-    wanted = at_once = 1
+    wanted = at_once = 1  # number of threads, and number of pieces processed in parallel
+    # Seconds spent in ``claim`` and in ``work`` by all threads, and seconds that callers of ``get`` waited.
     claim_s = work_s = blocked_s = 0.0
+    # The stage before this one, from which ``claim`` takes its input. ``claim_s`` excludes waiting for it.
     upstream: "InlineMap[Any, Any] | None" = None
 
     def __init__(self, claim: Callable[[], Claim | None], work: Callable[[Claim], Result]) -> None:
+        # ``claim`` returns the next piece of work, or None after the last one. ``work`` processes it.
         self._claim, self._work = claim, work
 
     def get(self) -> Result | None:
@@ -213,26 +194,19 @@ class InlineMap(Generic[Claim, Result]):
 
 
 class OrderedMap(InlineMap[Claim, Result]):
-    """Processes pieces of work in several threads and returns the results in order.
-
-    Args:
-        claim: returns the next piece of work, or None after the last one. Only one thread at a time calls
-            ``claim``.
-        work: processes a piece of work. Several threads call ``work`` at once.
-        at_once: number of pieces processed in parallel; 0 means ``threads``. Threads that share a worker
-            process count once.
-        window: largest number of pieces that may be started before ``get`` has returned their results.
-    """
+    """Processes pieces of work in several threads and returns the results in order."""
 
     def __init__(
         self,
         pool: ThreadPool,
-        claim: Callable[[], Claim | None],
-        work: Callable[[Claim], Result],
+        claim: Callable[[], Claim | None],  # only one thread at a time calls it
+        work: Callable[[Claim], Result],  # several threads call it in parallel
         *,
         threads: int,
-        window: int,
+        window: int,  # largest number of pieces that may be started before ``get`` has returned their results
         name: str,
+        # Number of pieces processed in parallel; 0 means ``threads``. It is smaller than ``threads`` if two
+        # threads send their pieces to one worker process, which processes only one piece at a time.
         at_once: int = 0,
     ) -> None:
         super().__init__(claim, work)

@@ -156,20 +156,14 @@ _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_
 
 
 def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
-    """Plot the final metric of each configuration (arm), for an experiment without a target.
-
-    The first panel shows the metric at the end of training or, if hyperparameters were searched, the best
-    value at any evaluation. Further panels show the numbers of steps, trained examples and fresh examples,
-    unless they are equal in all configurations. Dots are means over runs, and bars show minimum and maximum.
-    A gray band marks the range of the first configuration.
-
-    Args:
-        arms: the result of ``records.outcome.ends``.
-    """
+    """Plot the final metric of each configuration, for an experiment without a target."""
+    # ``arms`` is the result of ``records.outcome.ends``. Dots are means over runs, and bars show the minimum
+    # and the maximum. If hyperparameters were searched, the best value at any evaluation is plotted.
     name = metric.replace("_", " ")
     searched = any(arm.get("searched") for arm in arms)
     values = {"best_value": f"best {name}"} if searched else {f"final_{metric}": f"{name}\nat the end"}
     shown = {key: words for key, words in values.items() if any(arm.get(key) for arm in arms)}
+    # Counts that are equal in all configurations have no panel. The caption lists them.
     shown |= {key: words for key, words in _COUNTS.items() if not _alike(arms, key)}
     equal = [words.replace("\n", " ") for key, words in _COUNTS.items() if key not in shown]
     names = [textwrap.fill(_with_losses(arm), _LONGEST_LINE) for arm in arms]
@@ -234,7 +228,7 @@ def _draw_panel(axes: Axes, arms: list[Arm], key: str) -> None:
     axes.tick_params(axis="x", labelsize=7.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
-    if first := arms[0].get(key):
+    if first := arms[0].get(key):  # a gray band shows the range of the first configuration in all rows
         axes.axvspan(first["min"], first["max"], color="#e6e6e6", linewidth=0)
         axes.axvline(first["mean"], color=style.FAINT, linewidth=1, linestyle=(0, (4, 2)))
     if len({arm["echo_variant"] for arm in arms}) < len(arms) - 1:

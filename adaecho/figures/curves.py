@@ -33,17 +33,12 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Plot:
-    """What a figure shows on its axes, and what distinguishes its lines and panels.
+    """The layout of a figure: which quantities its axes show, and what distinguishes its lines."""
 
-    Attributes:
-        x: setting on the horizontal axis of ``draw_lines``. In ``draw_curves``, this setting differs between
-            panels instead.
-        lines: setting that differs between lines or colors, such as ``echo_variant``.
-        costs: quantities on the vertical axes of ``draw_lines``, such as ``fresh_examples``.
-    """
-
+    # The setting on the horizontal axis of draw_lines. draw_curves has one panel for each value instead.
     x: str
-    lines: str = "echo_variant"
+    lines: str = "echo_variant"  # setting that distinguishes lines or colors
+    # The quantities on the vertical axes of draw_lines, with one panel for each.
     costs: tuple[str, ...] = ("fresh_examples",)
 
 
@@ -128,17 +123,9 @@ COST = "fresh examples to the target"
 def draw_curves(
     curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, plot: Plot = AS_FIG3
 ) -> None:
-    """Plot the validation metric during training, with one curve per configuration (arm).
-
-    A curve is the mean over hyperparameter searches, with a band of one standard deviation. A search that
-    ends early keeps its last value in the mean. Accuracy is drawn as error on a log axis.
-
-    Args:
-        curves: one dict per search. Its lists ``fresh_examples`` and ``values`` are the points of the curve.
-            It also has ``arm``, ``echo_variant``, and the settings that ``plot`` names.
-        metric: name of the metric, or ``COST`` for the result of ``tuning_curves``.
-        target: height of a dashed line; None for no line.
-    """
+    """Plot a validation metric during training, with one mean curve for each configuration."""
+    # There is one dict per hyperparameter search. Its lists fresh_examples and values are the points of the
+    # curve. Its other keys are arm, echo_variant, plot.x and plot.lines. For tuning_curves, metric is COST.
     panels, keys = _panels(curves, plot), line_keys(curves, plot.lines)
     looks = {one["arm"]: look(plot.lines, one[plot.lines], keys.index(one[plot.lines])) for one in curves}
     rows = math.ceil(len(panels) / _PANELS)
@@ -248,19 +235,15 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 
 
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
-    """Return the lowest cost among the first n trials of each hyperparameter search, as a function of n.
-
-    A cost is the number of fresh examples to the target. Diverged trials do not count in n. Searches with a
-    single trial are omitted.
-
-    Returns:
-        Curves for ``draw_curves``, with n in the list ``fresh_examples`` and the costs in ``values``.
-    """
+    """Return how the lowest cost decreases with the number of trials, for each hyperparameter search."""
+    # A cost is the number of fresh examples to the target. Diverged trials do not count. A search with a
+    # single trial has no curve.
     curves = []
     for search in searches(row for row in rows if row["counted"]).values():
         ordered = sorted(search, key=lambda row: int(row["index"]))
         best = accumulate(map(counted_cost, ordered), lambda *costs: lowest(costs))
         known = {number: cost for number, cost in enumerate(best, 1) if cost is not None}
         if len(search) > 1 and known:
+            # draw_curves takes the horizontal axis from fresh_examples. Here it is the number of trials.
             curves.append({**ordered[0], "fresh_examples": [*known], "values": [*known.values()]})
     return curves

@@ -122,10 +122,11 @@ class Watch:
 
     @property
     def workers(self) -> int | None:
-        """Number of workers of the loader, or of the loader that it wraps as its ``dataset``.
+        """Number of workers that load the data; 0 if the training loop's own thread loads it.
 
-        If both have workers, only those of the wrapped loader count. The number is 0 if the thread of the
-        training loop reads the data, and None if unknown.
+        This is the loader's ``num_workers``, or None if the loader does not have this attribute. If the
+        loader's ``dataset`` is itself a loader with workers, this is the number of those workers. For
+        example, it is 4 for ``EchoLoader(DataLoader(data, num_workers=4))``.
         """
         own = getattr(self._loader, "num_workers", None)
         inner = getattr(getattr(self._loader, "dataset", None), "num_workers", None)
@@ -135,8 +136,10 @@ class Watch:
     def upstream_s(self) -> float:
         """Seconds that the loader needs to prepare a batch.
 
-        Without workers, this is the time that a step waits for its batch. With workers, this is the time of a
-        step including the wait. If the loop never waits, the second value is only an upper bound.
+        * Without workers, the loop waits while the loader prepares a batch, so this is ``wait_s``.
+        * With workers, the loader also prepares batches during the step, so this is ``wait_s + step_s``. If
+          the loop never waits, this is only an upper bound, because the loader may be faster than the loop.
+          The same holds if the number of workers is unknown.
         """
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 

@@ -23,18 +23,12 @@ _MIN_CALLS = 3
 
 @dataclass(frozen=True)
 class Headroom:
-    """Measured times of a task's input pipeline and training step, in seconds per batch.
+    """The measured times of a task's input pipeline and training step, in seconds per batch."""
 
-    Attributes:
-        stages_s: time that each stage of the input pipeline adds in a single thread, by name.
-        upstream_s: time of the whole input pipeline, as the loader runs it.
-        epoch_bytes: bytes of all batches of an epoch; 0 if unknown.
-    """
-
-    stages_s: dict[str, float]
-    upstream_s: float
-    step_s: float
-    epoch_bytes: int = 0
+    stages_s: dict[str, float]  # for each stage of the input pipeline: the time that it adds in one thread
+    upstream_s: float  # the whole input pipeline, as the loader runs it, with its workers
+    step_s: float  # the training step
+    epoch_bytes: int = 0  # bytes of all batches of an epoch; 0 if unknown
 
     @property
     def ratio(self) -> float:
@@ -42,11 +36,10 @@ class Headroom:
         return self.upstream_s / self.step_s
 
     def gain(self, factor: float) -> float:
-        """Return the speed-up from an echoing factor e, if repeats were as useful as fresh examples.
-
-        With echoing, e steps take max(t_upstream, e * t_downstream) (paper, equation 1). Without echoing,
-        they take e * max(t_upstream, t_downstream).
-        """
+        """Return how much faster training gets at best if each example is used ``factor`` times."""
+        # At best, repeats are as useful as fresh examples. With echoing factor e, the time of e steps is
+        # max(t_upstream, e * t_downstream) (paper, equation 1). Without echoing, it is
+        # e * max(t_upstream, t_downstream).
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)
 
@@ -76,12 +69,8 @@ class Headroom:
 
 @storage_errors()
 def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = None) -> Headroom:
-    """Measure how long a task takes to prepare a batch and to train on it.
-
-    Args:
-        budget_s: seconds for each measurement.
-        step_s: seconds of one training step; None measures it.
-    """
+    """Measure how long a task takes to prepare a batch and to train on it."""
+    # Each measurement takes about budget_s. If step_s is given, it replaces the measured training step.
     torch.set_num_threads(config.threads)
     task, device = build_task(config), choose_device(config)
     given = upstream_arguments(config, task, device)

@@ -107,14 +107,8 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
 
 
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
-    """Read one learning curve per search: that of its only trial, or else of its best trial.
-
-    A search has no curve if its only trial diverged or failed, or if all of several trials missed the target.
-
-    Returns:
-        One dict per curve. The lists ``fresh_examples`` and ``values`` have one item per evaluation. ``last``
-        has all values of the last evaluation except times.
-    """
+    """Read the learning curve of the best trial of each search."""
+    # If a search has a single trial, its curve is shown even if the trial missed the target.
     single = {key: trials[0] for key, trials in searches(rows).items() if len(trials) == 1}
     shown = {key: row for key, row in single.items() if row["counted"]} | best_trials(rows)
     return [_curve(row, _trial_folder(sweep, row)) for row in shown.values()]
@@ -126,9 +120,10 @@ def _curve(row: Row, folder: Path) -> dict[str, Any]:
     return {
         **{key: row[key] for key in ("arm", "echo_variant", "echo_factor", "repeat", "index")},
         "metric": row["target_metric"],
+        # one item per evaluation
         "fresh_examples": [line["fresh_examples"] for line in metrics],
         "values": [line[row["target_metric"]] for line in metrics],
-        "last": {key: value for key, value in last.items() if not key.endswith("_s")},
+        "last": {key: value for key, value in last.items() if not key.endswith("_s")},  # without times
     }
 
 
@@ -137,11 +132,8 @@ def _trial_folder(sweep: Path, row: Row) -> Path:
 
 
 def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> None:
-    """Write the tables and ``origin.json`` to a folder, and remove older tables from it.
-
-    Args:
-        texts: the content of each table, by the name of its file.
-    """
+    """Replace the result tables in a folder, and record in ``origin.json`` how they were produced."""
+    # texts has the content of each table, by file name.
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
         for name in TABLES:

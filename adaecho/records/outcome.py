@@ -58,28 +58,8 @@ SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 
 def outcome(rows: list[Row]) -> list[Row]:
-    """Summarize the cost of each arm to reach the target, and compare each arm with its baseline.
-
-    An arm is a compared configuration, which one or more searches tune. The cost of a search is that of its
-    cheapest trial (training run) that reached the target.
-
-    Returns:
-        One dict per arm, in order of first appearance in ``rows``. Its keys are:
-
-        * ``arm``, ``echo_variant`` and ``echo_factor``, and every key of ``SETTINGS`` that was not searched.
-        * ``searches``: the number of searches. ``reached``: how many of them reached the target.
-        * ``trials``: the number of counted trials. ``missed``: how many of them missed the target.
-          ``diverged`` and ``failed``: the number of trials with this status.
-        * ``at_edge``: for each searched hyperparameter, how often its best value is near an end of its range.
-        * ``fresh_examples``, ``steps`` and ``train_time_s``: the cost as {mean, min, max} over the searches
-          that reached the target (paper, Fig. 3). With two or more values, also the 95 % confidence interval
-          ``low`` to ``high`` of the mean. Null without values.
-        * ``baseline``: the name of the arm's baseline.
-        * ``ratio_to_baseline``: the geometric mean cost in fresh examples, divided by that of the baseline;
-          null if unknown. ``ratio_low`` to ``ratio_high`` is its 95 % confidence interval.
-        * ``ratio_bound``: ``at least`` or ``at most``, if the ratio is only a bound, because some searches of
-          one of the two arms missed the target.
-    """
+    """Return the cost of each arm to reach the target, and this cost relative to the arm's baseline."""
+    # There is one dict per arm, in order of first appearance. _arm and _ratio explain the keys of the dicts.
     best = best_trials(rows)
     arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
     costs = {name: searched_costs(rows_of_arm) for name, rows_of_arm in by_arm(rows).items()}
@@ -110,15 +90,9 @@ class Bounds(NamedTuple):
 
 
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
-    """Return a lower and an upper bound for the cost of each search of an arm to reach the target.
-
-    If a search missed the target, its cost is at least the smallest amount that a trial spent.
-
-    Args:
-        rows: the trials of one arm (compared configuration).
-        cost: ``fresh_examples``, ``steps``, ``train_time_s``, or ``s_per_fresh_example``. The last is a rate,
-            which is also known if the target was missed.
-    """
+    """Return a lower and an upper bound for what each search spent to reach the target."""
+    # rows are the trials of one arm. cost is one of COSTS, or s_per_fresh_example (training time per fresh
+    # example).
     found = []
     for _, search in sorted(searches(rows).items()):
         counted = [row for row in search if row["counted"]]
@@ -126,10 +100,12 @@ def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bo
         if best is not None and counted_cost(best) is not None:
             spent = _cost(best, "to_target_", cost)
             found.append(Bounds(spent, spent))
-        elif cost == "s_per_fresh_example":  # known even if the target was missed
+        elif cost == "s_per_fresh_example":  # a rate, which is known even if the target was missed
             rates = [_cost(row, "", cost) for row in counted]
             found.append(Bounds(min(rates, default=0), max(rates, default=math.inf)))
         else:
+            # The search missed the target, so its cost is at least the smallest amount that a trial spent.
+            # The bound is 0 while a trial is left, because that trial may reach the target at a lower cost.
             is_open = any(row.get("trials_left") for row in search)
             spent = 0 if is_open else min((row.get(cost) or 0 for row in counted), default=0)
             found.append(Bounds(spent, math.inf))
@@ -145,6 +121,7 @@ def _cost(row: Row, prefix: str, cost: str) -> float:
 
 def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
     """Return the keys ``ratio_*`` of ``outcome``, from the costs of an arm and of its baseline."""
+    # The ratio of geometric mean costs in fresh examples, and its 95 % confidence interval; null if unknown.
     unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
     missed = [[math.isinf(cost.high) for cost in costs] for costs in (ours, theirs)]
     if all(map(any, missed)) or any(map(all, missed)):
@@ -154,40 +131,31 @@ def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
         return unknown
     ratio = cost_ratio(*least)
     if any(map(any, missed)):
+        # Some searches of one of the two arms missed the target, so the ratio is only a bound.
         bound = "at least" if any(missed[0]) else "at most"
         return unknown | {"ratio_to_baseline": ratio.value, "ratio_bound": bound}
     return {"ratio_to_baseline": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
 
 
 def ratio_words(arm: Row) -> str:
-    """Format the cost ratio of an arm to its baseline as ``0.72``, or as ``>0.72`` or ``<0.72`` for a bound.
-
-    Args:
-        arm: an arm as returned by ``outcome``, whose ratio is not null.
-    """
+    """Format an arm's cost ratio, for example ``0.72``, or ``>0.72`` if it is at least 0.72."""
+    # arm comes from outcome. Its ratio must be known.
     sign = {"at least": ">", "at most": "<"}.get(arm.get("ratio_bound", ""), "")
     return f"{sign}{arm['ratio_to_baseline']:.2f}"
 
 
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:
-    """Return the name of the arm with which an arm is compared, or None if the choice is ambiguous.
-
-    An arm may name its baseline. Otherwise, the candidates are the arms without echoing or, if there are
-    none, the arms with echoing factor 1. The first rule that fits exactly one arm decides:
-
-    1. a candidate with the same batch size and shuffle buffer;
-    2. an arm that is named ``baseline``;
-    3. a candidate.
-
-    Args:
-        arms: the arms with the same target.
-    """
-    if arm.get("baseline"):
+    """Return the name of the baseline of an arm, or None if the choice is ambiguous."""
+    # arms are all arms with the same target.
+    if arm.get("baseline"):  # the config names the baseline
         return str(arm["baseline"])
+    # Otherwise compare with an arm without echoing or, if there is none, with echoing factor 1.
     plain = [other for other in arms if other["echo_variant"] == "none"]
     plain = plain or [other for other in arms if other["echo_factor"] == 1]
     alike = [other for other in plain if all(other.get(key) == arm.get(key) for key in _SHARED)]
     named = [other for other in arms if other["arm"] == "baseline"]
+    # Prefer an arm with the same batch size and shuffle buffer, then an arm named "baseline". A choice counts
+    # only if exactly one arm fits.
     for candidates in (alike, named, plain):
         if len(candidates) == 1:
             return str(candidates[0]["arm"])
@@ -200,12 +168,10 @@ def without_target(rows: list[Row]) -> bool:
 
 
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """Return the best trial of each search, by (arm, repeat). A search without a best trial is left out.
-
-    With a target, the best trial is the one that reached the target with the fewest fresh examples. Without a
-    target, it is the one with the best metric at any evaluation (paper, Fig. 8), among the trials that spent
-    their whole budget.
-    """
+    """Return the best trial of each search, in a dict with keys (arm, number of the search)."""
+    # With a target, the best trial reached the target with the fewest fresh examples. Without a target, it
+    # has the best metric at any evaluation (paper, Fig. 8), among the trials that spent their whole budget.
+    # A search without a best trial is left out.
     merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
     for key, search in searches(rows).items():
@@ -277,12 +243,14 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
     return {
         **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *settings)},
         "searches": len({row["repeat"] for row in rows}),
-        "reached": len(reached),
-        "trials": len(counted),
-        "diverged": sum(row["status"] == Status.DIVERGED for row in rows),
-        "missed": sum(row["to_target_fresh_examples"] is None for row in counted),
-        "failed": sum(row["status"] == Status.FAILED for row in rows),
+        "reached": len(reached),  # number of searches that reached the target
+        "trials": len(counted),  # without diverged trials
+        "diverged": sum(row["status"] == Status.DIVERGED for row in rows),  # number of trials
+        "missed": sum(row["to_target_fresh_examples"] is None for row in counted),  # number of trials
+        "failed": sum(row["status"] == Status.FAILED for row in rows),  # number of trials
         **at_edge(reached),
+        # mean, min and max over the searches that reached the target (paper, Fig. 3), and the 95 % confidence
+        # interval of the mean, from low to high
         **{cost: _spread_with_interval([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
     }
 
@@ -294,27 +262,14 @@ def _is_searched(key: str, rows: list[Row]) -> bool:
 
 
 def ends(rows: list[Row]) -> list[Row]:
-    """Summarize the results of each arm at the end of its budget, for an experiment without a target.
-
-    The results are those of the best trial of each search (see ``best_trials``).
-
-    Returns:
-        One dict per arm, in order of first appearance in ``rows``. Its keys are:
-
-        * ``arm``, ``echo_variant`` and ``echo_factor``.
-        * ``searched``: whether the arm has searches with several trials.
-        * ``runs``: the number of searches with a trial that spent its budget. ``diverged`` and ``failed``:
-          the number of trials with this status.
-        * ``fresh_examples``, ``steps``, ``trained_examples``, ``final_<metric>``, ``best_value``,
-          ``mean_gain`` (AdaScale's tau divided by steps) and AdaScale's other estimates: each as {mean, min,
-          max} over the runs, or null without values.
-        * ``at_edge``: as in ``outcome``.
-    """
+    """Return the results of each arm at the end of its budget, for an experiment without a target."""
+    # There is one dict per arm, in order of first appearance. _arm_at_its_end explains the keys of the dicts.
     finals = [*dict.fromkeys(key for row in rows for key in row if key.startswith("final_"))]
     return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in by_arm(rows).values()]
 
 
 def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
+    # The results are those of the best trial of each search. finals are the names of the final metrics.
     all_ended = [row for row in rows if row["status"] == Status.BUDGET_SPENT]
     ended = [
         row if (tau := row.get("scale_invariant_steps")) is None else {**row, "mean_gain": tau / row["steps"]}
@@ -323,11 +278,12 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
     keys = (*COUNTS, *finals, "best_value", "mean_gain", *ADASCALE)
     return {
         **{key: rows[0][key] for key in ("arm", "echo_variant", "echo_factor")},
-        "searched": len(all_ended) > len(ended),
-        "runs": len(ended),
+        "searched": len(all_ended) > len(ended),  # whether searches have several trials
+        "runs": len(ended),  # number of searches with a trial that spent its budget
         "diverged": sum(row["status"] == Status.DIVERGED for row in rows),
         "failed": sum(row["status"] == Status.FAILED for row in rows),
         **at_edge(ended),
+        # mean, min and max over these searches; mean_gain is AdaScale's tau divided by the number of steps
         **{key: spread([row[key] for row in ended if row.get(key) is not None]) for key in keys},
     }
 

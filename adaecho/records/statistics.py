@@ -36,20 +36,14 @@ class Noise(NamedTuple):
 
 
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Return the ratio of two geometric mean costs, with a 95 % interval (Welch's t for the log costs).
-
-    Args:
-        costs: the cost of each run or search of a configuration; at least one, all above 0.
-        baseline: the same for its baseline.
-
-    Returns:
-        The ratio. It has no interval if one of the two has only one cost, or if the costs are equal within
-        each of the two.
-    """
+    """Return the ratio of the geometric means of two lists of costs, with its 95 % confidence interval."""
+    # Each list has at least one cost, and all costs are positive. The interval is Welch's t interval for the
+    # logarithms of the costs.
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))  # [searches] each
     difference = float(ours.mean() - theirs.mean())
     noise = welch_noise(ours, theirs)
-    # Equal costs do not prove that there is no noise, because costs are measured only at evaluations.
+    # There is no interval if a list has a single cost, or if each list has only equal costs. Equal costs do
+    # not prove that there is no noise, because costs are measured only at evaluations.
     if noise is None or noise.error == 0:
         return Ratio(math.exp(difference), None, None)
     low, high = difference_interval(difference, noise)
@@ -61,17 +55,10 @@ def welch_noise(
     theirs: Sequence[float] | NDArray[Any],
     least_variances: tuple[float, float] = (0.0, 0.0),
 ) -> Noise | None:
-    """Estimate the standard error of the difference between two means by Welch's method (1947).
-
-    Args:
-        ours, theirs: the two samples, which may have different variances.
-        least_variances: a lower bound for the variance of each sample, since rounded values may be equal by
-            chance.
-
-    Returns:
-        None if a sample has fewer than two values.
-    """
-    if min(len(ours), len(theirs)) < 2:
+    """Estimate the standard error of the difference between the means of two samples (Welch 1947)."""
+    # least_variances has a lower bound for the variance of each sample. For example, rounded values may be
+    # equal by chance, but their variance is not 0.
+    if min(len(ours), len(theirs)) < 2:  # the variance of a single value is unknown
         return None
     parts, freedom = [], 0.0
     for values, least in zip((ours, theirs), least_variances, strict=True):

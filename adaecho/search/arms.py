@@ -1,11 +1,11 @@
-"""Build the arms of a sweep (the configurations to compare) and the ranges in which each arm is tuned.
+"""Build the arms of a sweep (the configurations to compare), and parse the ranges in which they are tuned.
 
-Arms are defined by comma-separated values on the command line (``echo.factor=2,4``) or by ``search.arms``. A
-range of values for one config key is written in Hydra's sweep grammar. Its tags mean::
+Comma-separated values on the command line (``echo.factor=2,4``) or the key ``search.arms`` define the arms.
+The range of a tuned config key is written in Hydra's grammar. Tags choose how values are drawn from it::
 
-    tag(log, interval(0.01, 1))              log(x) is uniformly distributed
-    tag(reverse_log, interval(0.5, 0.98))    log(1 - x) is uniformly distributed, for example for momentum
-    tag(times_factor, interval(1e4, 1e5))    both ends of the interval are multiplied by echo.factor
+    tag(log, interval(0.01, 1))              log(x) is uniform
+    tag(reverse_log, interval(0.5, 0.98))    log(1 - x) is uniform, for example for momentum
+    tag(times_factor, interval(1e4, 1e5))    with echo.factor=2, x is uniform from 2e4 to 2e5
 """
 
 import itertools
@@ -168,14 +168,8 @@ def _check_comparable(arms: Sequence[Arm]) -> None:
 def parse_axis(
     key: str, text: str | IntervalSweep, factor: Any = 1, options: type[TaskConfig] = TaskConfig
 ) -> Axis:
-    """Parse the range of a searched config key, for example ``tag(log, interval(0.01, 1))``.
-
-    Args:
-        key: the dotted config key.
-        text: the range, as text or already parsed by Hydra. The module explains the tags.
-        factor: the value of ``echo.factor``.
-        options: the dataclass that defines the types of the keys ``task.*``.
-    """
+    """Parse the range in which a config key is tuned, for example ``tag(log, interval(0.01, 1))``."""
+    # factor is echo.factor, and options is the class of the options task.*, which determines their types.
     where = f"search.axes: {key}: {text}"
     sweep: Any = text
     try:

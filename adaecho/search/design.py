@@ -1,7 +1,10 @@
-"""The design of a sweep: the configurations to compare (arms), and the hyperparameters of all their trials.
+"""Plan a sweep: which configurations to compare, and which hyperparameter values to try for each.
 
-Each search tunes one arm. Its points (sets of hyperparameter values) form a scrambled Sobol sequence. If a
-trial diverges, it is replaced by a trial at the next point.
+* An *arm* is one of the compared configurations.
+* A *search* tunes the hyperparameters of one arm. An arm can have several independent searches.
+* A *trial* is one training run of a search.
+* A *point* contains the hyperparameter values of one trial. The points of a search form a scrambled Sobol
+  sequence. If a trial diverges, the search adds a trial at the next point of this sequence.
 """
 
 import hashlib
@@ -182,10 +185,8 @@ class Design:
         return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
     def differences(self, recorded: "Design") -> list[str]:
-        """Return one line for each difference from a recorded design that prevents continuing its sweep.
-
-        More trials and more repeats are allowed.
-        """
+        """Return the differences from a recorded design that make it impossible to continue its sweep."""
+        # More trials, repeats and replacements of diverged trials are allowed.
         lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (
             {
@@ -249,11 +250,7 @@ def read_design(folder: Path) -> Design:
 
 
 def record_design(design: Design, folder: Path) -> None:
-    """Write ``design.json``, from which workers read the trials to run.
-
-    Raises:
-        FolderError: the folder contains a sweep that this design cannot continue.
-    """
+    """Write ``design.json``, or raise FolderError if the folder contains a different sweep."""
     path = folder / "design.json"
     lines = design.differences(read_design(folder)) if path.exists() else []
     if lines:

@@ -14,19 +14,13 @@ from adaecho.search.design import Arm, Design, TrialId
 
 @dataclass
 class Search:
-    """One hyperparameter search, which tunes one arm (compared configuration).
-
-    Attributes:
-        repeat: the number of the search within the arm.
-        trials: the required number of trials, not counting diverged trials.
-        max_diverged: the maximum number of diverged trials that are replaced by further trials.
-        summaries: the last known summary of each trial that has begun, by its index.
-    """
+    """One hyperparameter search, which tunes one of the compared configurations (arms)."""
 
     arm: Arm
-    repeat: int
-    trials: int
-    max_diverged: int
+    repeat: int  # number of the search among the searches of its arm, from 0
+    trials: int  # required number of trials, without diverged trials
+    max_diverged: int  # at most this many diverged trials are replaced by new trials
+    # the last known summary of each trial that has begun, by the index of the trial
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def status(self, index: int) -> str | None:

@@ -56,22 +56,12 @@ class Worker:
     runner: Callable[..., dict[str, Any]] | None = None
 
     def __call__(self, number: int = 0) -> str | None:
-        """Run the remaining trials of the sweep, until none is left.
-
-        Args:
-            number: a different number for each worker, which chooses its GPU and its first trial.
-
-        Returns:
-            The message of an error that only the user can fix, or None.
-
-        Raises:
-            RankError: another rank (process) of the same Slurm job failed. The next job resumes the trial.
-            SystemExit: a signal ended the worker.
-        """
+        """Run trials until none is left, and return the message of an error that the user must fix."""
+        # Each worker has a different number, which chooses its GPU and its first trial.
         try:
             with self._ranks_of_job() as ranks:
                 ended_by = self._work(number, ranks)
-        except RankError:
+        except RankError:  # another rank (process) of this Slurm job failed; the next job resumes the trial
             raise
         except UserError as error:
             return str(error)

@@ -99,11 +99,9 @@ class TarPass:
 
     @property
     def position(self) -> list[int]:
-        """The position of the next example, from which ``TarShards.iterate_from`` can continue.
-
-        The list contains the index of the next archive to open and the number of examples read. Then two
-        numbers follow for each open archive: its index, and the byte offset of its next example.
-        """
+        """The position of the next example, to be saved and given to ``TarShards.iterate_from``."""
+        # The list begins with the index of the next archive to open, and the number of examples read so far.
+        # Each open archive adds its index, and the byte offset of its next example.
         return [self._following, self._count, *(n for one in self._within for n in (one.number, one.byte))]
 
     def _drawn(self) -> int:

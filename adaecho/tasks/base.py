@@ -36,15 +36,8 @@ def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
 
 
 def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Check that the data has the same class names or tokenizer as the training data of a model.
-
-    Args:
-        of_run: the facts about the data with which the run was trained.
-        facts: the facts about the present data.
-
-    Raises:
-        DataError: they differ, so labels or token numbers have another meaning.
-    """
+    """Raise DataError if the class names or the tokenizer differ from those of the training data."""
+    # of_run has the facts about the training data, and facts those about the present data.
     for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "token numbers")):
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
             raise DataError(

@@ -187,12 +187,9 @@ def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], ant
 def boxes_in(
     window: Window, boxes: Boxes, labels: NDArray[np.int64], size: int
 ) -> tuple[Boxes, NDArray[np.int64]]:
-    """Select the boxes whose center lies in a window, and clip them to the window.
-
-    Returns:
-        The boxes, in pixels after the window has been resized to ``size`` x ``size`` pixels, and their
-        labels.
-    """
+    """Return the boxes inside a window and their labels, with coordinates in the resized window."""
+    # A box is kept if its center lies in the window. It is clipped to the window, which is resized to
+    # size x size pixels.
     x1, y1, x2, y2 = window
     kept = _centers_in(window, boxes)
     low, scale = np.array([x1, y1, x1, y1]), size / np.array([x2 - x1, y2 - y1, x2 - x1, y2 - y1])

@@ -153,24 +153,17 @@ def classification_metrics(
 
 
 class EvaluationBatches:
-    """A reader of validation examples, which reads them from storage in each evaluation.
-
-    Args:
-        source: the examples. ``source[row]`` returns one, and ``source.origin(row)`` its name for messages.
-        prepare: a function that decodes and resizes one example.
-    """
+    """Reads validation examples from storage in each evaluation, instead of keeping them in memory."""
 
     def __init__(self, source: Any, prepare: Callable[[Any], Any], config: Config) -> None:
+        # source[row] returns an example, and source.origin(row) its name for messages. prepare decodes and
+        # resizes one example.
         self._source, self._prepare = source, prepare
         self._batch_size, self._threads = config.evaluate.batch_size, max(config.data.num_workers, 1)
         self._bad = BadExampleBudget(config.data.max_bad_examples)
 
     def read(self, rows: Iterable[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Yield batches, each as a list of indices into the source and a list of prepared examples.
-
-        Raises:
-            DataError: there are more bad examples than allowed. It is raised after the last batch.
-        """
+        """Yield batches as two lists: the indices of the examples, and the decoded, resized examples."""
 
         def attempt(row: Any) -> tuple[Any, Any, str]:
             try:
@@ -184,4 +177,5 @@ class EvaluationBatches:
                 bad += [reason for *_, reason in part if reason]
                 if usable := [(row, example) for row, example, reason in part if not reason]:
                     yield [row for row, _ in usable], [example for _, example in usable]
+        # If there are too many bad examples, the error is raised only here, after the last batch.
         self._bad.add(*(line for line in bad if line not in self._bad.found))

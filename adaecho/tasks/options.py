@@ -251,12 +251,10 @@ class SmallTextOptions(TextOptions):
 
 @dataclass
 class Lm1bOptions(TextOptions):
-    """The options of task lm1b, a language model of single sentences (Chelba et al. 2014).
+    """The options of task lm1b, a language model that is trained on single sentences (Chelba et al. 2014)."""
 
-    The target in the paper's Table 1 is 3.9 nats per token. Each example is one padded sentence, so that
-    20,000 steps with batch size 1,024 are less than one epoch, as in the paper.
-    """
-
+    # The target in the paper's Table 1 is 3.9 nats per token. As in the paper, 20,000 steps with batch size
+    # 1,024 are less than one epoch, if each example is one padded sentence.
     packing: str = "sentence"
     sample_by: str = "line"
     needs: ClassVar[str] = (

@@ -38,12 +38,7 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
 def make_loader(
     config: Config, task: Task, device: torch.device, ranks: DistributedContext = SINGLE_PROCESS
 ) -> EchoLoader:
-    """Build the ``EchoLoader`` of one rank.
-
-    Args:
-        config: the config of this rank, as returned by ``distributed.share_of``.
-        ranks: with ``echo.factor=auto``, all of them use the same echoing factor.
-    """
+    """Build the data loader of one rank, from the config that ``share_of`` returns for this rank."""
     try:
         loader = EchoLoader(
             **upstream_arguments(config, task, device),
@@ -56,6 +51,7 @@ def make_loader(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not ranks.is_alone:
+        # With echo.factor=auto, all ranks choose the same echoing factor, because they use the same mean R.
         loader.sync_R = lambda mine: _mean([one for (one,) in ranks.gather([mine or math.nan])])
     return loader
 

@@ -111,14 +111,8 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
 
 
 def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
-    """Split a batch into ``count`` micro-batches, of which the first has the examples 0, count, 2 count, ...
-
-    Args:
-        batch: tensors with examples along the first axis, and lists with one item for each example.
-
-    Raises:
-        ConfigError: a tensor or list does not have ``num_examples`` items.
-    """
+    """Split a batch into ``count`` micro-batches, each with every ``count``-th example."""
+    # With count=2, one micro-batch has the examples 0, 2, 4, ..., and the other has 1, 3, 5, ...
     # Adjacent copies of an echoed example go to different micro-batches, so AdaScale's gain reflects that
     # their gradients are similar.
     return [batch] if count == 1 else [_every(batch, first, count, num_examples) for first in range(count)]
@@ -126,6 +120,7 @@ def split_batch(batch: Any, count: int, num_examples: int) -> list[Any]:
 
 def _every(batch: Any, first: int, count: int, num_examples: int) -> Any:
     """Return every ``count``-th example of a batch, starting with ``first``."""
+    # Tensors have the examples along their first axis, and lists have one item per example.
 
     def part(leaf: Any) -> Any:
         if not isinstance(leaf, list) and not (isinstance(leaf, torch.Tensor) and leaf.dim()):

@@ -19,28 +19,17 @@ _MANY_EXAMPLES = 10_000  # a smaller buffer is filled within seconds, so no mess
 
 @dataclass
 class Progress:
-    """Counters and the best result of a run so far, which checkpoints store.
+    """The counters and the best result of a run so far, which are saved in each checkpoint."""
 
-    Attributes:
-        fresh_examples: number of examples that all ranks together have used, without counting repeats.
-        evaluations: number of lines in metrics.jsonl.
-        factor_changes: number of changes of the echoing factor that these lines contain.
-        next_evaluation: number of fresh examples after which the next evaluation is due.
-        fresh_scale_invariant_steps: sum of each step's AdaScale gain divided by its echoing factor.
-        best: the best evaluation so far by the target's metric, with its costs.
-        met_in_a_row: number of consecutive evaluations, up to the last one, that met the target.
-        to_target: the cost at the evaluation that reached the target; None before.
-    """
-
-    fresh_examples: int = 0
+    fresh_examples: int = 0  # examples that all ranks together have used, without counting repeats
     steps: int = 0
-    evaluations: int = 0
-    factor_changes: int = 0
-    next_evaluation: int = 0
-    fresh_scale_invariant_steps: float = 0.0
-    best: dict[str, Any] | None = None
-    met_in_a_row: int = 0
-    to_target: dict[str, Any] | None = None
+    evaluations: int = 0  # number of lines in metrics.jsonl
+    factor_changes: int = 0  # number of changes of the echoing factor that metrics.jsonl contains
+    next_evaluation: int = 0  # number of fresh examples after which the next evaluation is due
+    fresh_scale_invariant_steps: float = 0.0  # sum over steps of AdaScale's gain / echoing factor
+    best: dict[str, Any] | None = None  # the best evaluation by the target's metric, with its costs
+    met_in_a_row: int = 0  # number of consecutive evaluations, up to the last one, that met the target
+    to_target: dict[str, Any] | None = None  # the costs of reaching the target; None before
 
 
 def is_better(direction: Direction, value: float, other: float) -> bool:

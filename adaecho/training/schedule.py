@@ -44,13 +44,10 @@ class Schedule:
         return epochs * self._steps_per_epoch
 
     def rate(self, position: float, updates: int | None = None) -> float:
-        """Return the learning rate of the next optimizer step.
-
-        Args:
-            position: how far the decay has advanced, in steps.
-            updates: number of completed optimizer steps, for the warm-up; None to use ``position``.
-        """
-        # The fresh examples that fill the buffer before the first update must not shorten the warm-up.
+        """Return the learning rate of the next optimizer step."""
+        # position says how far the decay has advanced, in steps. It can differ from the number of completed
+        # steps, for example if the schedule counts fresh examples. The warm-up uses that number (updates) if
+        # it is given, because examples that fill the buffer before the first step must not shorten it.
         rate, risen = self._peak, position if updates is None else updates
         if risen < self._warmup:
             rate *= min((risen + 1) / self._warmup, 1.0)  # a warm-up in epochs may not be whole steps

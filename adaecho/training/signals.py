@@ -13,14 +13,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class WaitEndedError(KeyboardInterrupt):
-    """Raised when a signal ends the run at once, without finishing the current step.
-
-    Attributes:
-        signal: name of the signal, such as "SIGTERM".
-    """
+    """Raised when a signal ends the run at once, usually while the run waits for data."""
 
     def __init__(self, number: int) -> None:
-        self.signal = signal.Signals(number).name
+        self.signal = signal.Signals(number).name  # such as "SIGTERM"
         super().__init__(f"{self.signal} ended the run")
 
 
@@ -50,10 +46,8 @@ class Interrupt:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal end the run at once within the ``with`` block, by a ``WaitEndedError``.
-
-        Use it only for code that can stop at any point, such as waiting for data.
-        """
+        """Raise ``WaitEndedError`` as soon as a signal arrives within the ``with`` block."""
+        # Use this only around code that may stop at any point, such as waiting for data.
         self._is_waiting = True
         try:
             if self.signal:

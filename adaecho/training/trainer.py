@@ -32,29 +32,19 @@ LOSS_CHECK_STEPS = 20
 
 
 class Trainer:
-    """The training loop of one rank (process), with all the state that a checkpoint contains.
-
-    Args:
-        record: called with the metrics of each evaluation.
-        between_steps: called before each step, with an argument that says whether a checkpoint is due.
-        interrupt: if it has received a signal, the loop ends with status ``preempted``.
-        prune: called with the number of fresh examples after each evaluation that missed the target; if it
-            returns True, the loop ends with status ``pruned``.
-
-    Attributes:
-        signal: number of the signal that ended the loop, on any rank; 0 if none did.
-        best_model: the weights at the best evaluation, on the CPU; None before the first evaluation.
-        last_checkpoint_s: time of the last checkpoint, or of the start if there is none.
-    """
+    """The training loop of one rank (process), with all the state that a checkpoint contains."""
 
     def __init__(
         self,
         config: Config,
         task: Task,
         *,
-        record: Callable[[dict[str, Any]], None] = lambda _: None,
+        record: Callable[[dict[str, Any]], None] = lambda _: None,  # called with each evaluation's metrics
+        # called before each step, with True if a checkpoint is due
         between_steps: Callable[[bool], None] = lambda _: None,
-        interrupt: Interrupt | None = None,
+        interrupt: Interrupt | None = None,  # records signals; after a signal, the loop ends as "preempted"
+        # called after each evaluation that missed the target, with the number of fresh examples; if it
+        # returns True, the loop ends as "pruned"
         prune: Callable[[int], bool] | None = None,
         ranks: DistributedContext = SINGLE_PROCESS,
     ) -> None:
@@ -92,9 +82,10 @@ class Trainer:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._recent_losses = torch.zeros(LOSS_CHECK_STEPS, device=self.device)  # shares of this rank
         self._losses = 0
-        self.signal = 0
+        self.signal = 0  # number of the signal that ended the loop, on any rank; 0 if none did
+        # the weights at the best evaluation, on the CPU; None before the first evaluation
         self.best_model: dict[str, torch.Tensor] | None = None
-        self.last_checkpoint_s = time.monotonic()
+        self.last_checkpoint_s = time.monotonic()  # time of the last checkpoint, or of the start
 
     def train(self) -> Status:
         """Train until a stop rule holds, and return the final status."""
@@ -166,11 +157,8 @@ class Trainer:
         return int(sum(ahead for ahead, *_ in known)), known[0][2], known[0][3]
 
     def _before_step(self, ahead: int, checkpoint_due: float, train_time_s: float) -> Status | None:
-        """Evaluate if an evaluation is due. Return the final status if the run must stop, otherwise None.
-
-        Args:
-            ahead: number of fresh examples that all ranks together will have used after the next batch.
-        """
+        """Evaluate the model if that is due, and return the final status if the run must stop."""
+        # ahead is the number of fresh examples after the next batch, summed over ranks.
         every, steps = self.config.evaluate.every_fresh_examples, self.progress.steps
         if ahead > self.progress.next_evaluation:
             self.progress.next_evaluation = ((ahead - 1) // every + 1) * every
@@ -229,21 +217,17 @@ class Trainer:
         return self.schedule.rate(self.progress.steps)
 
     def gain(self) -> dict[str, float | None]:
-        """Return AdaScale's current values, by their names in the records; empty without AdaScale.
-
-        * ``gradient_noise_scale_examples``: the gradient noise scale in examples; None if it is not finite.
-        * ``scale_invariant_steps``: tau, the sum of the gains of all steps.
-        * ``fresh_scale_invariant_steps``: the same sum, with each gain divided by the echoing factor.
-        """
+        """Return AdaScale's current values for the records, or an empty dict without AdaScale."""
         if self.adascale is None:
             return {}
         noise = self.adascale.gradient_noise_scale() * self.config.batch_size / self.adascale.scale
         return {
             "gain": self.adascale.gain(),
-            "gradient_noise_scale_examples": noise if math.isfinite(noise) else None,
+            "gradient_noise_scale_examples": noise if math.isfinite(noise) else None,  # in examples
             "gradient_variance": self.adascale.grad_var_avg(),
             "gradient_square": self.adascale.grad_sqr_avg(),
-            "scale_invariant_steps": self.adascale.scale_invariant_steps,
+            "scale_invariant_steps": self.adascale.scale_invariant_steps,  # tau, the sum of all gains
+            # the same sum, but with each step's gain divided by its echoing factor
             "fresh_scale_invariant_steps": self.progress.fresh_scale_invariant_steps,
         }
 

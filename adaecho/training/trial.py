@@ -91,12 +91,8 @@ class _Trial:
     num_warned: int = 0
 
     def open(self, stack: ExitStack, overrides: Sequence[str]) -> FolderInUseError | dict[str, Any] | None:
-        """Lock the run's folder and record the config. Only rank 0 calls this method.
-
-        Returns:
-            None if the run must now be trained, the summary if it is finished, or the error if another
-            process uses the folder.
-        """
+        """Lock the folder for training, or return the summary of a finished run."""
+        # Only rank 0 calls this method. The result is None if the run must now be trained.
         run, config, plain = self.run_folder, self.config, to_plain(self.config)
         # If a rank fails, torchrun starts the same command again, which must then resume and not begin a new
         # run.
@@ -110,7 +106,7 @@ class _Trial:
         try:
             stack.enter_context(run.lock())
         except FolderInUseError as error:
-            return error
+            return error  # not raised, so that from_first sends it to all ranks
         run.start(plain, overrides, environment(), restart=fresh)
         if run.moved_to is not None and self.log is not None:
             print_line(f"the old run is now in {run.moved_to}")

@@ -70,9 +70,11 @@ class DecodeImage:
         return _with_field(example, self.field, decode_image(_field(example, self.field)))
 
     def for_augment(self, augment: Any) -> Callable[[Any], Any]:
-        """Return a faster decoder, which may decode only the pixels that ``augment`` needs.
+        """Return a faster decoder for images that only ``augment`` reads.
 
-        Use this decoder only if nothing else reads the decoded images.
+        If ``augment`` is a ``RandomResizedCrop`` or a ``CenterCrop``, the faster decoder leaves a JPEG image
+        encoded, and the crop decodes only its own part of the image. This needs nvImageCodec. In all other
+        cases, the decoder decodes the whole image, as this one does.
         """
         decode = decoder_for(augment, self.field)
         return lambda example: _with_field(example, self.field, decode(_field(example, self.field)))
@@ -105,11 +107,9 @@ class EncodedImage:
 
 
 def decode_for_crop(encoded: Any) -> Image | EncodedImage:
-    """Return an image that decodes only the pixels of a later crop, or if impossible a decoded image.
-
-    Raises:
-        ValueError: the image is corrupt; in some cases raised only by the crop.
-    """
+    """Return an image whose pixels are decoded only when a part of it is cropped."""
+    # Images whose parts cannot be decoded separately are decoded now. A corrupt image raises ValueError,
+    # either here or when it is cropped.
     content = _content(encoded)
     size = regions.whole_jpeg_size(content)
     return _decode_whole(content) if size is None else EncodedImage(content, *size)

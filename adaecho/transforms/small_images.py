@@ -23,11 +23,14 @@ _TOP, _LEFT, _FLIP = range(3)
 class PadCropFlip:
     """Pad with zeros, crop randomly to the original size, and flip left to right half of the time.
 
+    For example, ``padding=4`` extends an image from 32 x 32 to 40 x 40 pixels. The crop has 9 x 9 possible
+    positions, all with the same probability.
+
     Attributes:
-        padding: number of pixels added on each side; the crop's corner is uniform over (2 * padding + 1)**2
-            positions.
-        flip: whether to flip.
-        vertical, horizontal: whether the crop is random in this direction; otherwise it is centered.
+        padding: number of pixels added on each side.
+        flip: whether to flip half of the images. If not, no image is flipped.
+        vertical: whether the crop's vertical position is random. If not, the crop is centered vertically.
+        horizontal: whether the crop's horizontal position is random. If not, it is centered horizontally.
     """
 
     padding: int
@@ -42,9 +45,11 @@ class PadCropFlip:
         return {**example, "image": self._apply(example["image"][None], top, left, flipped)[0]}
 
     def block(self, examples: Images, keys: Keys) -> Images:
-        """Augment n examples at once; ``image`` is uint8 [n, H, W, C].
+        """Augment n examples at once, which is faster than one call for each example.
 
-        The random numbers of an example depend only on the example's key.
+        Args:
+            examples: a dict of arrays. ``image`` is uint8 [n, H, W, C].
+            keys: uint64 [n], one random key for each example. The key determines the crop and the flip.
         """
         places = 2 * self.padding + 1
         top = keyed.integers(keys, _TOP, 0, places)
@@ -85,11 +90,10 @@ class _Scratch(threading.local):
         self._layout: tuple[int, ...] = ()
 
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
-        """Pad images with zeros, and return an array of the bytes of all possible crops.
-
-        Element [i, top * W + left] contains the H * W * C bytes of one crop of image i. Columns outside the
-        image contain wrong pixels, which the caller must set to zero with ``inside``.
-        """
+        """Pad images with zeros, and return all crops of each image that have its original size."""
+        # Element [i, top * W + left] of the result is a view of one crop of image i, as H * W * C bytes. The
+        # memory has no padding between rows. So columns of a crop outside the image contain pixels of the
+        # adjacent rows, which the caller must set to zero with inside().
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
             self._make(height, width, channels, padding)
@@ -97,10 +101,9 @@ class _Scratch(threading.local):
         return self._runs
 
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return a mask [n, H, W, C] for n crops: 255 in columns of the image, 0 in the padding.
-
-        ``left`` [n] contains the left edges of the crops in the padded image.
-        """
+        """Return a mask for crops: 0 left and right of the image, and 255 elsewhere."""
+        # left [n] has the left edges of the crops in the padded image. The mask is uint8 [n, H, W, C]. The
+        # padding above and below the image needs no mask, because it is zero in memory.
         # mode="clip", because mode="raise" would need a second buffer.
         return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
 

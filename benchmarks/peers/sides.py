@@ -1,6 +1,7 @@
 """Functions that the benchmarks share to compare EchoLoader with other data loaders.
 
-Peer processes import this module, so it imports neither torch nor TensorFlow.
+The loaders of other libraries run in separate processes (see ``Peer``), which also import this module. The
+module therefore imports neither torch nor TensorFlow.
 """
 
 import io
@@ -132,12 +133,9 @@ class Peer:
 
 
 def serve(batches: Batches, version: str, kind: Kind) -> None:
-    """Measure a loader in the process of a ``Peer``, at the request of the parent process.
-
-    After the first batch, print "ready" and the version. Then print the rates for each line of stdin, which
-    contains the seconds to measure.
-    """
+    """Measure a loader for the parent process: read durations from stdin, and print speeds to stdout."""
     next(batches)
+    # Peer waits for this line.
     print("ready", version, flush=True)
     for line in sys.stdin:
         print(*rates(batches, float(line), kind), flush=True)

@@ -1,8 +1,11 @@
-"""Measure SPDL in the benchmark ``echo_jpeg``, with threads that use FFmpeg.
+"""Measure the speed of SPDL, a data-loading library, for the benchmark ``benchmarks/echo_jpeg.py``.
+
+The benchmark starts this script in a separate process, with a folder of JPEGs:
 
     python -m benchmarks.peers.spdl_jpegs FOLDER
 
-The script needs FFmpeg's libraries. FFmpeg decodes whole images, and resizes with antialiasing.
+SPDL's threads decode whole images with FFmpeg, then crop and resize them with antialiasing. FFmpeg's
+libraries must be installed.
 """
 
 import sys

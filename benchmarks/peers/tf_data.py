@@ -1,10 +1,13 @@
-"""Measure tf.data in the benchmarks ``echo_jpeg`` and ``echo_small_arrays``.
+"""Measure the speed of tf.data for the benchmarks ``echo_jpeg.py`` and ``echo_small_arrays.py``.
 
-    python -m benchmarks.peers.tf_data jpegs FOLDER           # decodes only the crop, resizes linearly
-    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # echoes as in the data echoing paper
+TensorFlow and torch cannot share a process, so the benchmarks start this script in a separate process:
 
-TensorFlow and torch cannot share a process, so this script runs separately. TensorFlow's default JPEG decoder
-uses the fast DCT, which is less accurate.
+    python -m benchmarks.peers.tf_data jpegs FOLDER           # a folder of JPEGs
+    python -m benchmarks.peers.tf_data small VARIANT FACTOR   # small images that are used FACTOR times each
+
+For JPEGs, tf.data decodes only the random crop, and resizes it by linear interpolation. Its default decoder
+is less accurate than others, because it uses a fast DCT. For small images, VARIANT chooses what is repeated,
+as in the data echoing paper: examples before or after augmentation, or whole batches.
 """
 
 import sys

@@ -3,15 +3,18 @@
 The value of a repeat is the number of new examples that one repeat replaces. Its distance is the number of
 examples between two uses of the same example.
 
-The experiment compares the final losses of several configurations (arms). Some of them use each of U distinct
-examples four times:
+The experiment trains several configurations (arms), and compares their final losses. Some arms use the same
+8,192 examples four times:
 
-* batch: the uses are in successive batches.
-* buffer_<size>: a shuffle buffer of this size separates the uses.
-* pass: the uses are one epoch apart.
+* batch: the four uses of an example are in successive batches.
+* buffer_<size>: a shuffle buffer of this size separates the four uses.
+* pass: the four uses are one epoch apart.
 
-The configurations new_<n> use n U distinct examples once each. README.md has the decision rule. After an
-interruption, the same command continues.
+The other arms never repeat an example:
+
+* new_<n>: train once on each of n * 8,192 examples, for n = 1 to 4.
+
+README.md has the decision rule. After an interruption, the same command resumes the experiment.
 """
 
 from collections.abc import Sequence
@@ -72,19 +75,12 @@ SUBJECTS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """A configuration under comparison: how many examples it uses, how often, and in which order.
+    """One of the configurations that the experiment compares: which examples it uses, how often and when."""
 
-    Attributes:
-        echo: echo variant; "none" for no echoing.
-        buffer: size of the shuffle buffer, in examples.
-        passes: number of epochs.
-        times: the number of distinct examples is ``times * Subject.unique``.
-    """
-
-    echo: str = "none"
-    buffer: int = 0
-    passes: int = 1
-    times: int = 1
+    echo: str = "none"  # echo variant
+    buffer: int = 0  # size of the shuffle buffer, in examples
+    passes: int = 1  # number of epochs
+    times: int = 1  # number of distinct examples, divided by Subject.unique
 
 
 ARMS = {
@@ -126,14 +122,9 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
 
 
 def effective(loss: float, curve: Sequence[float], unique: int) -> float:
-    """Return how many new examples, used once each, would give the same final loss as training with repeats.
-
-    The logarithm of this number is piecewise linear in the loss, and is extrapolated beyond ``curve``.
-
-    Args:
-        loss: final loss of training with repeats.
-        curve: final losses of training on 1, 2, 3, ... times ``unique`` new examples, in descending order.
-    """
+    """Return how many new examples would give the same final loss as training with repeats."""
+    # curve[n - 1] is the final loss after training once on n * unique new examples. These losses decrease.
+    # Between them, the log of the number of examples is linear in the loss. It is extrapolated beyond them.
     logs = np.log(unique * np.arange(1, len(curve) + 1))
     part = int(np.clip(np.searchsorted(-np.asarray(curve), -loss), 1, len(curve) - 1))
     share = (loss - curve[part - 1]) / (curve[part] - curve[part - 1])
@@ -141,24 +132,16 @@ def effective(loss: float, curve: Sequence[float], unique: int) -> float:
 
 
 def readings(rows: Sequence[Row], unique: int) -> list[Row]:
-    """Compute the results of the experiment from the final losses of all runs.
-
-    The results are:
-
-    * The value of a repeat in each configuration: the number of new examples that one repeat replaces.
-    * The increase of this value per doubling of the distance between uses, with a verdict.
-    * The smallest shuffle buffer whose repeats have 90 % of the value of repeats an epoch apart.
-
-    If a run diverged, or if more new examples do not always lower the loss, the only result is "not decided".
-    """
+    """Return how many new examples a repeat replaces, and whether repeats farther apart replace more."""
     tested = [row for row in rows if row["seed"] in SEEDS]
     losses = {arm: [row["loss"] for row in tested if row["arm"] == arm] for arm in ARMS}
     curve = [float(np.mean(losses[f"new_{times}"])) for times in range(1, FACTOR + 1)]
-    # The curve can be inverted only if more new examples always lower the loss.
+    # The curve can be inverted only if more new examples always lower the loss. The loss of a diverged run is
+    # infinite.
     falling = all(before > after for before, after in pairwise(curve))
     if not (np.isfinite([loss for of_arm in losses.values() for loss in of_arm]).all() and falling):
         return [{"rule": "slope", "verdict": "not decided"}]
-    worths = {
+    worths = {  # the value of a repeat for each seed: the number of new examples that one repeat replaces
         arm: np.array([(effective(loss, curve, unique) / unique - 1) / (FACTOR - 1) for loss in of_arm])
         for arm, of_arm in losses.items()
         if not arm.startswith("new_")
@@ -170,12 +153,14 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
     # The mean number of examples between two uses of an example, for each arm.
     apart = {**{f"buffer_{size}": float(size) for size in BUFFERS}, "pass": float(unique)}
     logs = np.log2(list(apart.values()))
+    # For each seed, the increase of the value if the distance between uses doubles.
     slopes = [float(np.polyfit(logs, [worths[arm][at] for arm in apart], 1)[0]) for at in range(len(SEEDS))]
     low, high = mean_interval(slopes, 1 - LEVEL)
     verdict = "holds" if low > 0 else "does not hold" if high < 0 else "not decided"
     found.append(
         {"rule": "slope", "slope": float(np.mean(slopes)), "low": low, "high": high, "verdict": verdict}
     )
+    # The smallest buffer whose repeats have nearly the value of repeats an epoch apart.
     whole = float(worths["pass"].mean())
     enough = [size for size in BUFFERS if whole > 0 and worths[f"buffer_{size}"].mean() >= SHARE * whole]
     return [*found, {"rule": "enough", "buffer": enough[0] if enough else None}]

@@ -5,28 +5,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, expressed as a comparison of two configurations (arms) of an experiment.
+    """A claim of the paper: one configuration of an experiment is better than another, or no worse."""
 
-    By default, the claim says that the cost of ``arm`` is lower than the cost of ``other``.
-
-    Attributes:
-        key: short name of the claim.
-        section: section of the paper.
-        says: the claim in a few words.
-        no_harm: if true, the claim says instead that the best metric of ``arm`` is no worse.
-        cost: the quantity to compare; see ``records.outcome.searched_costs``.
-        excess: if set, the cost of ``arm`` may be higher by this fraction, e.g. 0.03.
-    """
-
-    key: str
-    section: str
-    says: str
+    # By default, the claim is that the cost of ``arm`` is lower than the cost of ``other``.
+    key: str  # short name
+    section: str  # section of the paper
+    says: str  # the claim in words
     experiment: str
     arm: str
     other: str
-    no_harm: bool = False
-    cost: str = "fresh_examples"
-    excess: float | None = None
+    no_harm: bool = False  # the claim is that the best metric of ``arm`` is no worse; costs do not matter
+    cost: str = "fresh_examples"  # the kind of cost to compare; see records.outcome.searched_costs
+    excess: float | None = None  # the claim is that the cost is higher by less than this fraction, e.g. 0.03
 
 
 CLAIMS = (

@@ -86,16 +86,13 @@ class Records:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The results of the two configurations that a claim compares.
+    """The results of the two configurations that a claim compares."""
 
-    Attributes:
-        ours, theirs: for each hyperparameter search, bounds of the log cost or of the negated metric.
-        noise: standard error of the difference of the means. None if unknown.
-    """
-
+    # For each hyperparameter search, the log cost or, for no-harm claims, the negated metric. Lower is better
+    # for both. The two bounds of a value are equal if the value is known exactly.
     ours: Sequence[Bounds]
     theirs: Sequence[Bounds]
-    noise: Noise | None
+    noise: Noise | None  # noise of the difference between the two means; None if unknown
 
     def is_exact(self) -> bool:
         return all(one.low == one.high for one in (*self.ours, *self.theirs))

@@ -44,28 +44,17 @@ _UNKNOWN = Bounds(0, math.inf)
 
 @dataclass(frozen=True)
 class Reading:
-    """A way to compute the cost of a configuration from its recorded trials.
+    """One of several ways to compute the cost of a configuration from its recorded trials."""
 
-    Attributes:
-        name: name in the report.
-        part: range of hyperparameters to use, as positions in the search range from 0 (lower end) to 1 (upper
-            end).
-        step: how much easier the target is (see ``easier``); 0 for the original target.
-    """
-
-    name: str
+    name: str  # name in the report
+    # The part of each hyperparameter's search range from which trials are used: from 0, the lower end of the
+    # range, to 1, its upper end.
     part: tuple[float, float] = (-math.inf, math.inf)
-    step: int = 0
+    step: int = 0  # how much easier the target is than the recorded one: 0, 1 or 2 steps (see ``easier``)
 
     def costs(self, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
-        """Return bounds of the cost of each hyperparameter search, in fresh examples.
-
-        The result is None if the records do not contain the necessary data.
-
-        Args:
-            rows: all trials of one configuration.
-            curves: training curve of the best trial of each search.
-        """
+        """Return bounds on the number of fresh examples that each search needed, or None if unknown."""
+        # ``rows`` are all trials of one configuration. ``curves`` has the best trial of each search.
         if self == AS_SEARCHED:
             return searched_costs(rows)
         if not _were_searched(rows):
@@ -75,11 +64,8 @@ class Reading:
         return [_cost_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
 
     def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
-        """Return the best metric of each hyperparameter search, over its trials within ``part``.
-
-        The result is None for an easier target. It is also None for a part of the range if nothing was
-        searched.
-        """
+        """Return the best metric that each hyperparameter search found, or None if it is unknown."""
+        # Easier targets are defined only for costs. A part of the range exists only after a search.
         if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
             return None
         return [best_value(_inside(search, *self.part)) for _, search in _searches(rows)]
@@ -108,18 +94,12 @@ def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Co
 
 
 def easier(metric: str, target: float, step: int, chance: float | None = None) -> float | None:
-    """Return an easier target, or None if a model that guesses would meet this target.
-
-    For an accuracy, each step adds half of the original error: 90 % becomes 85 % at step 1, and 80 % at step
-    2. For a loss, each step adds 0.1.
-
-    Args:
-        step: 1 or 2.
-        chance: the metric of a model that guesses. None stands for 0, or for infinity for a loss.
-    """
+    """Return an easier target, or None if a model that only guesses would already reach it."""
+    # ``chance`` is the metric of a model that guesses; None if it is unknown.
     if metric in LESS_IS_BETTER:
         value = target + _EASIER_LOSS * step
         return value if chance is None or value < chance - _ROUNDING else None
+    # Each step adds half of the original error: 90 % becomes 85 % at step 1, and 80 % at step 2.
     value = 1 - (1 - target) * (1 + step / 2)
     return value if value > (chance or 0) + _ROUNDING else None
 

@@ -13,23 +13,17 @@ _RESAMPLES = 20_000  # number of random splits if there are more possible splits
 
 
 def grid_variance(costs: Sequence[float], step: float) -> float:
-    """Return the variance of log costs that is due to evaluating the model only every ``step`` examples.
-
-    The true cost lies in the ``step`` examples before the recorded cost, so its variance is step^2/12.
-    Division by the squared cost gives approximately the variance of the log cost.
-    """
+    """Return the variance of log costs that comes from evaluating a model only every ``step`` examples."""
+    # The true cost lies anywhere in the ``step`` examples before the recorded cost, so the variance of the
+    # cost is step^2 / 12. The variance of its log is approximately this variance divided by cost^2.
     return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
 
 
 def less_p(difference: float, noise: Noise) -> float:
-    """Return the p value of a one-sided t test of whether the true difference between two means is below 0.
-
-    Args:
-        difference: the measured difference.
-        noise: its standard error, which must be above 0, and the degrees of freedom.
-    """
+    """Return the p value of a one-sided t test that the difference between two means is negative."""
     from scipy import special
 
+    # The standard error must be above 0.
     return float(special.stdtr(noise.freedom, difference / noise.error))
 
 

@@ -1,15 +1,19 @@
 """Test whether the numbers of fresh examples and steps predict the wall time of training.
 
-The predicted time is max(fresh * t_upstream, steps * t_step). Here fresh is the number of examples that are
-read, and t_upstream is the time to read one. steps is the number of training steps, and t_step is the time of
-one step. To run the test:
+The predicted time of a run is max(fresh * t_upstream, steps * t_step):
+
+* fresh: the number of fresh examples that the run reads until it reaches its target.
+* t_upstream: the time to read one example.
+* steps: the number of training steps until the run reaches its target.
+* t_step: the time of one training step.
+
+The committed records contain fresh and steps. The test repeats the recorded runs at a fixed t_upstream and
+t_step, and compares their wall times with the predictions. It slows down every training step and every read.
+For digits, the dataset sleeps at each read. CIFAR-10 comes from a local server with a limited rate
+(``scripts/slow_store.py``). To run the test:
 
     python scripts/cifar10_shards.py DATA SHARDS
     python -m experiments.fig4.predicted_time SHARDS
-
-The numbers come from committed records. The test trains the same runs again, with reads and steps slowed down
-to a fixed pace. For digits, the dataset sleeps at each read. CIFAR-10 comes from ``scripts/slow_store.py`` at
-a limited rate.
 """
 
 import argparse

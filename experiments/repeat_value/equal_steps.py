@@ -44,23 +44,14 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Subject:
-    """Settings of the experiment for one task.
+    """Settings of the experiment for one task."""
 
-    Attributes:
-        overrides: config overrides, without ``data.path``.
-        variants: echo variants to test.
-        checkpoints: numbers of examples after which copies of the model continue, with and without repeats.
-        fresh: number of distinct examples in a continuation with repeats (16 batches).
-        continuations: how often each continuation is repeated with different examples.
-        noise: whether to estimate the gradient noise at each checkpoint.
-    """
-
-    overrides: tuple[str, ...]
-    variants: tuple[str, ...]
-    checkpoints: tuple[int, ...]
-    fresh: int
-    continuations: int
-    noise: bool
+    overrides: tuple[str, ...]  # config overrides, without data.path
+    variants: tuple[str, ...]  # echo variants to test
+    checkpoints: tuple[int, ...]  # numbers of examples after which copies of the model continue training
+    fresh: int  # number of distinct examples in the continuations A and B (16 batches)
+    continuations: int  # number of continuations of each kind from a checkpoint, on different examples
+    noise: bool  # whether to estimate the gradient noise at each checkpoint
 
 
 SUBJECTS = {
@@ -90,11 +81,9 @@ def workload(subject: Subject, overrides: Sequence[str]) -> Workload:
 
 
 def branches_of(subject: Subject) -> list[tuple[str, int, int]]:
-    """Return the ways to continue training from a checkpoint, with and without repeats.
-
-    Returns:
-        Tuples of echo variant, echoing factor, and number of distinct examples in units of ``subject.fresh``.
-    """
+    """Return the settings with which copies of a model continue training, with and without repeats."""
+    # Each setting has an echo variant, an echoing factor, and the number of distinct examples divided by
+    # subject.fresh. The first is continuation A, then follow all C and all B.
     new = [("none", 1, times) for times in (1, *FACTORS)]
     return new + [(variant, factor, 1) for factor in FACTORS for variant in subject.variants]
 
@@ -131,10 +120,8 @@ def _branches(
     length: int,
     at: tuple[int, int],
 ) -> list[Row]:
-    """Continue training from one checkpoint in all ways, and return the mean validation loss of each.
-
-    All ways start from the same model, optimizer and examples, so their losses are paired.
-    """
+    """Continue training copies of one model with and without repeats, and return their validation losses."""
+    # All copies start with the same model, optimizer and examples, so their losses are paired.
     losses: dict[tuple[str, int, int], list[float]] = {branch: [] for branch in branches_of(subject)}
     for continuation in range(subject.continuations):
         rng = np.random.default_rng((*at, continuation))
@@ -202,12 +189,8 @@ def decide(interval: Interval | None) -> str:
 
 
 def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers:
-    """Return how much lower the loss is after ``branch`` than after 16 new batches, by seed: [runs].
-
-    Args:
-        at: number of examples that the model has read before.
-        branch: how training continues, as in ``branches_of``.
-    """
+    """Return how much lower each run's validation loss is with one continuation than with 16 new batches."""
+    # ``at`` is the checkpoint, in examples. ``branch`` is one of the settings of ``branches_of``.
     of_branch = {
         (row["seed"], row["echo_variant"], row["echo_factor"], row["times_new"]): row["loss_after"]
         for row in rows
@@ -218,10 +201,9 @@ def gains(rows: Sequence[Row], at: int, branch: tuple[str, int, int]) -> Numbers
 
 
 def readings(rows: Sequence[Row]) -> list[Row]:
-    """Compute how many new examples one repeat replaces, for each echo variant, factor and checkpoint.
-
-    The last row has the verdict.
-    """
+    """Test whether a repeat replaces at least 0.9 new examples at each checkpoint of training."""
+    # There is one row for each echo variant, factor and checkpoint, with the number of new examples that a
+    # repeat replaces. The last row has the verdict on all checkpoints up to LAST_DECIDED.
     checkpoints = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
     number = sum(at <= LAST_DECIDED for at in checkpoints) * len(FACTORS)
@@ -250,17 +232,7 @@ def readings(rows: Sequence[Row]) -> list[Row]:
 
 
 def correlations(rows: Sequence[Row]) -> list[Row]:
-    """Return three rank correlations between the noise of the gradient and the value of a repeat.
-
-    The value of a repeat is its loss reduction, divided by that of as many new examples. The signal-to-noise
-    ratio is the squared norm of the mean gradient, divided by the variance that a repeat shares with the
-    first use of its example. The correlations are:
-
-    * Between signal-to-noise ratio and value, over the checkpoints of a run.
-    * Between signal-to-noise ratio and value, over runs at the same checkpoint.
-    * Between the noise of augmentation and the additional value of augmenting each repeat, over the
-      checkpoints of a run.
-    """
+    """Return three rank correlations that show how well gradient noise predicts the value of a repeat."""
     positions = sorted({row["fresh_examples"] for row in rows})
     echoed = sorted({(row["echo_variant"], row["echo_factor"]) for row in rows} - {("none", 1)})
     plain = [row for row in rows if row["echo_variant"] == "none" and row["times_new"] == 1]
@@ -270,13 +242,19 @@ def correlations(rows: Sequence[Row]) -> list[Row]:
     )  # each is [runs, checkpoints]
     signal, worth = {}, {}
     for variant, factor in echoed:
+        # The noise in this ratio is the variance that a repeat shares with the first use of its example. If
+        # each repeat is augmented separately, they do not share the variance between augmentations.
         signal[variant, factor] = square / (between if variant == BEFORE else between + within)
+        # The value of a repeat: the loss reduction by repeats, divided by the mean reduction by new examples.
         worth[variant, factor] = np.array([
             gains(rows, at, (variant, factor, 1)) / gains(rows, at, ("none", 1, factor)).mean()
             for at in positions
         ]).T  # fmt: skip
+    # Between signal-to-noise ratio and value, over the checkpoints of a run.
     along = np.mean([_ranks_of_rows(signal[branch], worth[branch]) for branch in echoed], axis=0)
+    # The same over runs at the same checkpoint.
     beyond = [_correlation_terms(signal[branch], worth[branch]) for branch in echoed]  # each is [runs, runs]
+    # Between the noise of augmentation and the additional value of augmenting each repeat, over checkpoints.
     new = [worth[BEFORE, e] - worth["example_after_augmentation", e] for e in FACTORS]
     split = np.mean([_ranks_of_rows(-square / within, one) for one in new], axis=0)
     return [
@@ -292,11 +270,9 @@ def _ranks_of_rows(ours: Numbers, theirs: Numbers) -> Numbers:
 
 
 def _correlation_terms(signal: Numbers, worth: Numbers) -> Numbers:
-    """Return a matrix [runs, runs] whose trace is the rank correlation of the arguments over runs.
-
-    Element [i, j] combines ``signal`` of run i with ``worth`` of run j, averaged over checkpoints. Both
-    arguments are [runs, checkpoints].
-    """
+    """Return a matrix [runs, runs] whose trace is a rank correlation, for a permutation test over runs."""
+    # Both arguments are [runs, checkpoints]. Element [i, j] combines the signal-to-noise ratio of run i with
+    # the value of a repeat in run j, averaged over checkpoints.
 
     def standardised(values: Numbers) -> Numbers:
         ranks = stats.rankdata(values, axis=0)

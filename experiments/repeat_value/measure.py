@@ -24,17 +24,12 @@ Rows = NDArray[np.int64]
 
 
 class Noise(NamedTuple):
-    """The variances of the gradient of one augmented example, and the squared norm of its mean.
+    """How much the gradient varies between examples and between augmentations, and how large its mean is."""
 
-    Attributes:
-        between: variance between examples, after averaging over augmentations.
-        within: variance between augmentations of the same example.
-        square: mu^2, the squared norm of the mean over all examples and augmentations.
-    """
-
-    between: float
-    within: float
-    square: float
+    # Variances are sums over all parameters.
+    between: float  # variance between examples, after averaging over augmentations
+    within: float  # variance between augmentations of the same example
+    square: float  # mu^2, the squared norm of the mean gradient over all examples and augmentations
 
 
 def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:

@@ -75,12 +75,9 @@ def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
 
 
 def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
-    """Return the mean difference of two accuracies in percentage points, and the verdict, both as text.
-
-    Args:
-        differences: first minus second configuration, one per seed.
-        margin: the largest loss of accuracy that still counts as "no worse"; 0 disables this verdict.
-    """
+    """Return the mean difference between two accuracies, and a verdict such as "better" or "no worse"."""
+    # There is one difference per seed. The margin is the largest loss of accuracy that counts as "no worse".
+    # A margin of 0 disables this verdict.
     if len(differences) < 2:
         return "-", "not decided"
     low, high = mean_interval(differences, 0.95)

@@ -18,15 +18,7 @@ CostsBySeed = Mapping[int, tuple[float, bool]]
 
 
 def costs_by_arm(results: Path, *, final_counts: bool = False) -> dict[str, CostsBySeed]:
-    """Return the cost of each configuration (arm) to reach the target, by the configuration's name.
-
-    For each seed, the cost is the number of fresh examples, and whether the run reached the target. If it did
-    not, the number is the total that the run read.
-
-    Args:
-        results: folder of the recorded results.
-        final_counts: also count a run that meets the target only with its final accuracy.
-    """
+    """Return how many fresh examples each configuration needed to reach the target, for each seed."""
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for record in ("schedule_clock", "schedule_clock_e4", "cifar10_depth8_80"):
         table = results / record / "cifar10" / "trials.json"
@@ -36,7 +28,9 @@ def costs_by_arm(results: Path, *, final_counts: bool = False) -> dict[str, Cost
                 name = {"baseline": "baseline_10000", "example_before_e2": "e2_steps_10000"}[name]
             if row["repeat"] < SEEDS:
                 reached = row["to_target_fresh_examples"] is not None
+                # A run that missed the target has the cost of everything that it read.
                 cost = row["to_target_fresh_examples"] if reached else row["fresh_examples"]
+                # If final_counts is true, a run may also reach the target only with its final accuracy.
                 reached |= final_counts and (row.get("final_accuracy") or 0) >= row["target_value"]
                 found.setdefault(name, {})[row["seed"]] = (float(cost), reached)
     found["baseline_7000"] = found.pop("baseline")
@@ -46,17 +40,14 @@ def costs_by_arm(results: Path, *, final_counts: bool = False) -> dict[str, Cost
 
 
 def ratio(ours: CostsBySeed, theirs: CostsBySeed) -> tuple[str, str]:
-    """Return the ratio of two configurations' costs, and whether it lies above or below 1, both as text.
-
-    The ratio is a geometric mean over seeds, with a 95 % interval. If only one configuration missed the
-    target, the ratio is a bound such as ``>0.72``. If both missed the target, the ratio is unknown.
-    """
+    """Return the ratio of two configurations' costs, and a verdict: above 1, below 1, or not decided."""
+    # The ratio is a geometric mean over seeds.
     logs = [math.log(ours[seed][0] / theirs[seed][0]) for seed in theirs]
     mean = fmean(logs)
     missed = {
         side for side, by_seed in (("ours", ours), ("theirs", theirs)) for _, ok in by_seed.values() if not ok
     }
-    if missed:
+    if missed:  # these costs are too low, so the ratio is only a bound; it is unknown if both sides missed
         above = "theirs" not in missed and all(log > 0 for log in logs)
         below = "ours" not in missed and all(log < 0 for log in logs)
         sign = {("ours",): ">", ("theirs",): "<"}.get(tuple(sorted(missed)))
@@ -68,16 +59,9 @@ def ratio(ours: CostsBySeed, theirs: CostsBySeed) -> tuple[str, str]:
 
 
 def tuned(found: Mapping[str, CostsBySeed], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
-    """Return the costs of the best configuration, chosen for each seed by the results of the other seeds.
-
-    The best configuration always reached the target on the other seeds, at the lowest geometric mean cost.
-
-    Args:
-        prefix: start of the names of the configurations to choose from.
-
-    Returns:
-        The cost by seed, and the names of the chosen configurations.
-    """
+    """Return each seed's cost with the configuration that is best on the other seeds, and its name."""
+    # The best configuration reached the target on all other seeds, at the lowest geometric mean cost. The
+    # candidates are the configurations whose names start with ``prefix``.
     costs, chosen = {}, []
     for left_out in found["baseline_7000"]:
         means = {
@@ -91,27 +75,20 @@ def tuned(found: Mapping[str, CostsBySeed], prefix: str) -> tuple[dict[int, tupl
 
 
 def table(found: Mapping[str, CostsBySeed]) -> list[str]:
-    """Return the rows of a Markdown table of cost ratios, by echoing factor and length of the decay.
-
-    A cost is the number of fresh examples to the target. The learning rate decays by the number of steps or
-    by the number of fresh examples. Each row has three ratios:
-
-    1. Effect of the repeats: with echoing to without echoing, both with a decay by fresh examples.
-    2. Effect of the schedule: a decay by steps to a decay by fresh examples, both with echoing.
-    3. Both effects: with echoing and a decay by steps, to without echoing.
-
-    The last row of each factor compares the best configurations with and without echoing.
-    """
+    """Return the rows of a Markdown table: how repeats and the learning-rate schedule change the cost."""
     lines: list[str] = []
     without, _ = tuned(found, "baseline")
     for e in (2, 4):
         for decay in (7000, 10_000):
             names = [f"e{e}_fresh_{decay}", f"e{e}_steps_{decay}", f"baseline_{decay}"]
             fresh, steps, base = map(found.get, names)
+            # The effects of the repeats, of the schedule, and of both. With echoing, the learning rate decays
+            # over a number of fresh examples or of steps. Without echoing, both decays are the same.
             pairs = (fresh, base), (steps, fresh), (steps, base)
             if steps:
                 ratios = (ratio(a, b) if a and b else ("-", "-") for a, b in pairs)
                 lines.append(f"| {e} | {decay:,} | {' | '.join(itertools.chain(*ratios))} |")
+        # The last row of each factor compares the best configurations with and without echoing.
         costs, chosen = tuned(found, f"e{e}_")
         lines.append(f"| {e} | {', '.join(dict.fromkeys(chosen))} | {' | '.join(ratio(costs, without))} |")
     return lines

@@ -1,8 +1,11 @@
-"""Estimate the cost of 80 % accuracy from complete runs: ``python -m experiments.schedule_clock.ends``.
+"""Estimate how many fresh examples training must read to reach 80 % accuracy at the end of its schedule.
 
-The cost is the number of fresh examples that training must read. Each run decays its learning rate over N
-steps. For each echoing factor e, a line is fitted to the final accuracy against log N. The cost is N / e
-batches, at the N where the line reaches 80 %. The decision rule is in README.md.
+A run takes N steps, and its learning rate decays over all N steps. For each echoing factor e, there are runs
+with several N. A line is fitted to their final accuracies as a function of log N, and reaches 80 % at some N.
+Training uses each example e times, so it reads N / e batches of fresh examples in N steps. The decision rule
+is in README.md.
+
+Run: ``python -m experiments.schedule_clock.ends``
 """
 
 import math
@@ -27,15 +30,10 @@ Row = Mapping[str, Any]
 
 
 class Cost(NamedTuple):
-    """The estimated number of steps to reach the target accuracy with one echoing factor.
+    """An estimate of the number of steps that training needs to reach the target accuracy."""
 
-    Attributes:
-        steps: the estimate; None if the accuracy does not increase with the number of steps.
-        in_range: whether the estimate is at most a factor of 1.1 outside the range of the runs.
-    """
-
-    steps: float | None
-    in_range: bool
+    steps: float | None  # None if the accuracy does not increase with the number of steps
+    in_range: bool  # whether the estimate avoids a long extrapolation beyond the runs (see MARGIN)
 
 
 class Ratio(NamedTuple):
@@ -64,11 +62,8 @@ def cost(rows: Sequence[Row], factor: int) -> Cost:
 
 
 def log_ratio(rows: Sequence[Row], factor: int) -> tuple[float, bool]:
-    """Return log(fresh examples to the target with echoing / fresh examples without echoing).
-
-    Returns:
-        The logarithm, or NaN if unknown, and whether both numbers are in range (see ``Cost.in_range``).
-    """
+    """Return the log ratio of fresh examples with and without echoing, and whether it is reliable."""
+    # It is reliable if both estimates are, see ``Cost``. An unknown ratio is NaN.
     ours, theirs = cost(rows, factor), cost(rows, 1)
     if ours.steps is None or theirs.steps is None:
         return math.nan, False

@@ -1,9 +1,10 @@
 """Hydra plugins: ``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``.
 
-Every Hydra app on the machine imports this file, so it must import quickly. It must not use
-``from __future__ import annotations``. Hydra 1.3 executes a plugin before it is in ``sys.modules``, so
-dataclasses would then fail.
+Every Hydra app on the machine imports this file, so it must import quickly.
 """
+
+# Do not add "from __future__ import annotations". With it, the dataclass decorator looks up the module in
+# sys.modules, but Hydra 1.3 executes a plugin before it adds the plugin there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -22,22 +22,19 @@ _ONCE = 0x6F6E63655F666F72
 
 
 class Augmentation:
-    """Calls the user's ``augment``, which has one of three forms.
-
-    * ``augment.block(arrays, keys)`` augments n examples in one call, and is preferred if it exists.
-      ``arrays`` has the structure of one example, with an additional first axis of length n. ``keys``,
-      uint64 [n], are seeds for ``adaecho.echo.order.keyed``. The method returns the same structure.
-    * ``augment(example, rng)`` uses a NumPy generator that depends only on the example and its repeat.
-    * ``augment(example)`` uses the global generators of torch, NumPy and ``random``. The loader seeds and
-      restores these, unless ``augment`` declares ``thread_safe = True``.
-    """
+    """Calls the user's ``augment`` function, with reproducible random numbers for each use of an example."""
 
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
         self._augment, self._seed, self._origin = augment, seed, origin
+        # ``augment.block(arrays, keys)`` augments n examples in one call. ``arrays`` has the structure of an
+        # example, but each array has an additional first axis of length n. ``keys``, uint64 [n], contains one
+        # key for each example, from which ``order.keyed`` computes random numbers.
         self._block = getattr(augment, "block", None)
         self._by_name, self._num_arguments = (
             (False, 0) if self._block is not None else arguments_of(augment, "augment")
         )
+        # ``augment(example)`` draws from the global generators of torch, NumPy and ``random``. The loader
+        # seeds and restores these, unless the function declares ``thread_safe = True``.
         self._seeds = self._num_arguments == 1 and not says_thread_safe(augment)
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
@@ -152,18 +149,14 @@ def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class Functions:
-    """The functions that the user passes to a loader, and the form in which its buffer stores examples.
-
-    Raises:
-        ValueError: the loader cannot use a function, or cannot store examples in this form.
-    """
+    """The functions that the user passes to a loader, such as ``decode``, ``augment`` and ``collate``."""
 
     decode: Callable[[Any], Any] | None
-    augment: Any
+    augment: Any  # a function, an object with a method ``block``, or a pair of these
     collate: Callable[[list[Any]], Any] | None
     batch_length: Callable[[Any], int] | None
     settings: Settings
-    buffer_format: str
+    buffer_format: str  # whether the shuffle buffer stores examples "encoded" or "decoded", or "auto"
 
     def __post_init__(self) -> None:
         for name in ("decode", "collate", "batch_length"):

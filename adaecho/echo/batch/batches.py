@@ -1,6 +1,7 @@
 """Augment the examples that leave the shuffle buffer, combine them into batches, and repeat batches.
 
-If the source yields whole batches, each of them is treated as one example, and the batch size is 1.
+A source may also yield whole batches. Each of these passes through the shuffle buffer like a single example,
+and is then used as a batch without being combined with others.
 """
 
 import threading
@@ -29,14 +30,12 @@ _COLLATE_SEED = 3  # added to the loader's seed, so that collate draws other num
 
 @dataclass(slots=True)
 class Batch:
-    """A batch, and the position of the training loop after this batch.
-
-    Attributes:
-        length: number of examples, if this is a whole batch of the source and not a repeat; otherwise 0.
-    """
+    """A batch, and the position of the training loop after this batch."""
 
     content: Any
     position: LoaderCursor
+    # Number of fresh examples in a whole batch from the source. 0 for a repeat, and for a batch that the
+    # loader has combined from single examples.
     length: int = 0
 
 
@@ -66,20 +65,17 @@ class Collator:
 
 @dataclass(frozen=True)
 class BatchBuilder:
-    """Augments examples, combines them into a batch, and copies the batch to the device.
-
-    Attributes:
-        augment: augments examples that leave the shuffle buffer; None if this needs no augmentation.
-        length: returns the number of examples in a whole batch of the source; None for single examples.
-        copy: whether to copy the source's whole batches, because the source may yield the same object again.
-    """
+    """Augments examples, combines them into a batch, and copies the batch to the device."""
 
     batch_size: int
+    # Augments examples that leave the shuffle buffer. None if the augmentation runs before the buffer, or if
+    # there is none.
     augment: Callable[[keyed.Items, Examples], Examples] | None
     collating: Collator
-    move: Callable[[Any], Any]
+    move: Callable[[Any], Any]  # copies a batch to the device
+    # If the source yields whole batches: a function that returns the number of examples in a batch.
     length: Callable[[Any], int] | None = None
-    copy: bool = False
+    copy: bool = False  # whether to copy whole batches, because the source may yield an object again
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
         """Augment the examples, if there is an augmentation after the shuffle buffer."""
@@ -100,13 +96,7 @@ class BatchBuilder:
 
 
 class Batches:
-    """Makes batches from the examples that leave the shuffle buffer.
-
-    Only one thread at a time may call ``claim``. Several threads may call ``work`` at the same time.
-
-    Args:
-        group: number of batches per call of ``work``. Several small batches are faster to make together.
-    """
+    """Makes batches from the examples that leave the shuffle buffer."""
 
     def __init__(
         self,
@@ -115,11 +105,13 @@ class Batches:
         builder: BatchBuilder,
         position: LoaderCursor,
         *,
-        group: int = 1,
+        group: int = 1,  # number of batches per call of ``work``; more are faster if the batches are small
         drop_last: bool = False,
     ) -> None:
         self._stage, self._pool, self.builder = stage, pool, builder
         self._position, self._group, self._drop_last = position, group, drop_last
+
+    # Only one thread at a time may call ``claim``, but several threads may call ``work`` at the same time.
 
     def claim(self) -> tuple[Outputs, Any] | None:
         """Take the examples of the next batches from the pool; None after the last example."""
@@ -152,20 +144,14 @@ class Batches:
 
 
 class EchoedBatches:
-    """Repeats each batch and, optionally, shuffles the repeats (batch echoing).
-
-    Args:
-        fresh: returns the next batch to repeat; None at the end of the iteration.
-        stream: determines how often each batch is repeated, and in which order.
-        stored: the batches that still have unused repeats, by number.
-    """
+    """Outputs each batch several times, in order or shuffled (batch echoing)."""
 
     def __init__(
         self,
-        fresh: Callable[[], Batch | None],
-        stream: Stream,
+        fresh: Callable[[], Batch | None],  # returns the next batch to repeat; None at the end
+        stream: Stream,  # how often each batch is repeated, and in which order
         position: LoaderCursor,
-        stored: dict[int, Batch],
+        stored: dict[int, Batch],  # batches with unused repeats, by their number in this rank's order
     ) -> None:
         self._fresh, self._stream, self._pool = fresh, stream, stored
         self._stage = EchoStage(self._next_fresh, self, stream, block=1)

@@ -55,11 +55,7 @@ class ToDevice:
 
 
 def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
-    """Return a nested batch with ``call`` applied to its tensors and to other objects that have ``to``.
-
-    Raises:
-        ValueError: a container of another class than dict, UserDict, list and tuple has no method ``to``.
-    """
+    """Apply ``call`` to all tensors in a nested batch, and return the results with the same structure."""
     # BatchEncoding of Hugging Face, for example, is a UserDict.
     own = not isinstance(batch, dict | UserDict | list)
     if own and callable(getattr(batch, "to", None)):  # a tensor, PackedSequence, TensorDict, ...

@@ -1,7 +1,8 @@
 """Worker processes that read, store, decode and augment examples.
 
 Each example stays in the worker that has read it until its last use. The loader's process receives only
-augmented examples, and uses tokens to refer to the others.
+augmented examples. It refers to each stored example by a *token*, an integer that identifies the example and
+its worker.
 """
 
 import copyreg
@@ -110,13 +111,10 @@ class WorkerProcess:
         self._receiver.start()
 
     def send(self, slot: int, *request: Any) -> Ticket:
-        """Send a request, and return the queue for its answer. The main thread must not call this.
-
-        Args:
-            slot: number of the shared-memory slot for large arrays of the answer.
-            request: "read" or "augment", followed by the arguments.
-        """
-        # An interrupt in the main thread could split the message.
+        """Send a request to the worker process, and return the queue that will receive its answer."""
+        # The main thread must not call this, because an interrupt there could split the message.
+        # ``request`` is "read" or "augment", followed by the arguments. ``slot`` is the number of the
+        # shared-memory slot for large arrays in the answer.
         ticket = Ticket()
         with self._sending:
             number = self._sent = self._sent + 1
@@ -262,11 +260,10 @@ def _listen(connection: Any, arrived: Requests, parent: int) -> None:
 def _shared(
     memory: mmap.mmap, begin: int, end: int, spans: list[tuple[int, int]]
 ) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return a pickler callback that copies large arrays to shared memory, from byte ``begin`` to ``end``.
+    """Return a pickler callback that copies large arrays to a given range of bytes in shared memory."""
 
-    The callback appends the start and end of each copy to ``spans``. Other arrays stay in the pickle.
-    """
-
+    # It appends the first byte of each copy, and the byte after its last one, to ``spans``. Small arrays, and
+    # those that do not fit, stay in the pickle.
     def put(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         start = -(-(spans[-1][1] if spans else begin) // 64) * 64
@@ -320,16 +317,12 @@ class WorkerStore:
         return Shared(made) if isinstance(made, Columns) else made
 
 
-class Sent(NamedTuple):
-    """Requests for the augmented examples of one batch.
+class PendingBatch(NamedTuple):
+    """A batch whose augmented examples have been requested from the workers, but not received yet."""
 
-    Attributes:
-        slot: number of the shared-memory slot for the answers.
-        parts: for each worker, its examples' places in the batch, the worker, and the queue for its answer.
-    """
-
-    slot: int
-    length: int
+    slot: int  # number of the shared-memory slot for the answers
+    length: int  # number of examples
+    # For each worker: the places of its examples in the batch, int64 [n], the worker, and a ``Ticket``.
     parts: list[tuple[NDArray[np.int64], WorkerProcess, Any]]
 
 
@@ -399,7 +392,7 @@ class WorkerProcesses:
         self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
         return tokens
 
-    def take(self, tokens: Tokens, items: keyed.Items) -> Sent:
+    def take(self, tokens: Tokens, items: keyed.Items) -> PendingBatch:
         """Request augmented examples from the workers, without waiting for them."""
         # A worker deletes an example from its cache after its last use.
         last = np.zeros(len(tokens), dtype=bool)  # [n]
@@ -412,7 +405,7 @@ class WorkerProcesses:
         for number in np.unique(workers).tolist():
             where, worker = np.flatnonzero(workers == number), self._all[number]
             parts.append((where, worker, worker.send(slot, "augment", items[where], last[where])))
-        return Sent(slot, len(items), parts)
+        return PendingBatch(slot, len(items), parts)
 
     def augmented(self, _: keyed.Items, sent: Any) -> Examples:
         """Wait for the examples that ``take`` requested, and return them in the order of the batch."""

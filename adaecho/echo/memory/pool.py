@@ -26,16 +26,11 @@ class ResidentPool:
 
 
 class ExamplePool:
-    """Storage for the examples in a shuffle buffer. Each example is kept until its last repeat is taken.
-
-    An example is stored only once, even if the buffer contains several of its repeats.
-
-    Args:
-        slots: size of the shuffle buffer, as a number of repeats.
-        spare: number of additional rows, for examples that have not entered the buffer yet.
-    """
+    """Stores each example in a shuffle buffer once, and deletes the example after its last use."""
 
     def __init__(self, slots: int, spare: int) -> None:
+        # The buffer has ``slots`` places, and the uses of one example can occupy several. ``spare`` rows are
+        # added for examples that have not entered the buffer yet.
         self._slots, self._spare = slots, spare
         self._columns: Columns | None = None  # [capacity, ...] for each leaf
         self._singles: list[Any] = []  # [capacity], used if examples differ in shape or type
@@ -105,10 +100,8 @@ class ExamplePool:
         self._columns = None
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
-        """Return the examples in the given rows, and delete each example after its last repeat.
-
-        A row number may occur several times. The caller may modify the returned examples.
-        """
+        """Return the examples in the given rows, and delete those that were used for the last time."""
+        # ``insert`` has stored how often each example will be used.
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times
         spent = rows[self._repeats[rows] == 0]
@@ -133,11 +126,8 @@ def singles_of(examples: Examples) -> list[Any]:
 
 
 def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
-    """Raise ValueError if a buffer does not fit into the free memory.
-
-    Args:
-        key: name of the EchoLoader argument to reduce, for the message.
-    """
+    """Raise ValueError if a buffer would need more memory than is free on this machine."""
+    # ``key`` is the argument of EchoLoader that sets the size of this buffer.
     free = free_bytes()
     if free is not None and needed_bytes > free:
         needed_gib, free_gib = needed_bytes / 2**30, free / 2**30

@@ -152,11 +152,7 @@ class Columns:
         return self.form.build(iter(self.arrays))
 
     def with_tree(self, tree: Any) -> "Columns":
-        """Return a stack of the nested arrays that a vectorized augmentation returned.
-
-        Raises:
-            ValueError: an array is not numeric, or its length is not n.
-        """
+        """Check the nested arrays that ``augment.block`` returned, and convert them to ``Columns``."""
         flat = flatten(tree)
         if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
             raise ValueError(

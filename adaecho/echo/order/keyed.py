@@ -67,12 +67,8 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """Return a uint64 key for each repeat of an example, from which its random numbers are computed.
-
-    Args:
-        seed: any integer; only its lowest 64 bits are used.
-        items: the repeats, as ``uses`` returns them; int64 [n].
-    """
+    """Return one uint64 key for each repeat of an example, as the seed of its random numbers."""
+    # Only the lowest 64 bits of the seed count.
     base = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)  # [1]
     keys: Keys = items.astype(np.uint64)  # [n], a copy
     keys *= _GOLDEN
@@ -83,13 +79,8 @@ def item_keys(seed: int, items: Items) -> Keys:
 
 
 def bits(keys: Keys, purpose: int) -> Keys:
-    """Return 64 random bits for each key.
-
-    Args:
-        keys: result of ``item_keys``, uint64 [n].
-        purpose: selects independent random bits for the same keys; 0 <= purpose < 2**32.
-    """
-    offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE  # [1]
+    """Return 64 random bits for each key, which are independent for different integers ``purpose``."""
+    offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE  # [1]; 0 <= purpose < 2**32
     return _hash(keys + offset)
 
 
@@ -141,10 +132,9 @@ def seed_globally(key: int, of_torch: int) -> None:
 
 
 def are_seeded(key: int, of_torch: int) -> bool:
-    """Return whether nothing has drawn from the global random generators since ``seed_globally``.
-
-    The check changes the generators' states, so the caller must restore the states.
-    """
+    """Return whether the global random generators are unchanged since ``seed_globally`` seeded them."""
+    # The next numbers are compared with those after seeding again. This changes the states, so the caller
+    # must restore them.
     following = random.random(), np.random.random(), float(torch.rand(()))
     seed_globally(key, of_torch)
     return following == (random.random(), np.random.random(), float(torch.rand(())))

@@ -65,10 +65,7 @@ class Permutation:
         self._block: tuple[int, Rows] = -1, keyed.NO_ITEMS  # the number and rows of the cached block
 
     def rows(self, serials: NDArray[np.int64]) -> Rows:
-        """Return the row of each example, int64 [n], given the examples' numbers in reading order.
-
-        Threads may call this in parallel.
-        """
+        """Return the dataset row at each given position of the reading order, which spans all epochs."""
         blocks = serials // BLOCK
         if self.method != "computed" or not len(serials) or (blocks != blocks[0]).any():
             return self._of_serials(serials)
@@ -77,15 +74,13 @@ class Permutation:
         if number != blocks[0]:
             number = int(blocks[0])
             rows = self._of_serials(number * BLOCK + np.arange(BLOCK, dtype=np.int64))
-            self._block = number, rows  # this is one statement, so that no thread can see a half-changed pair
+            # Threads may call this in parallel. One statement changes the pair, so none sees it half changed.
+            self._block = number, rows
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
-        """Return a checksum of an epoch's reading order, so that a resume notices a changed order.
-
-        Args:
-            serial: number of any example in the epoch.
-        """
+        """Return a checksum of the reading order in the epoch that contains example number ``serial``."""
+        # A resume compares it with the saved one, and so notices changed data or another sampler.
         if self._order != "shards":
             return 0  # the order depends only on the seed and the number of rows
         return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
@@ -183,18 +178,7 @@ def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
 
 
 class SampledOrder(Permutation):
-    """The reading order that a user's sampler yields, made reproducible for an exact resume.
-
-    The order must depend only on the seed and the epoch. A seeded generator replaces a ``generator`` of the
-    sampler while the sampler is read. A ``set_epoch`` of the sampler is called before each epoch.
-
-    Args:
-        sampler: an iterable that has a length and yields row numbers.
-        rows: number of rows in the source.
-
-    Raises:
-        ValueError: the sampler is empty, yields invalid rows, or yields two different orders for one epoch.
-    """
+    """The order from a user's sampler, seeded so that a resumed loader can draw it again."""
 
     def __init__(
         self, sampler: Any, rows: int, seed: int, *, passes: int | None, world: int, drop_last: bool
@@ -202,9 +186,11 @@ class SampledOrder(Permutation):
         if not len(sampler):
             raise ValueError(f"sampler={type(sampler).__name__}: the sampler yields no rows (length 0)")
         super().__init__(len(sampler), "sampler", seed, passes=passes, world=world, drop_last=drop_last)
-        self._sampler, self._num_rows = sampler, rows
+        self._sampler, self._num_rows = sampler, rows  # ``rows`` is the number of rows in the source
         self._marked: tuple[Any, int] = None, 0  # the rows of a pass and their digest
         self._lock = threading.Lock()  # only one thread at a time may draw from a sampler
+        # The order may depend only on the seed and the epoch. A sampler of torch with a ``generator`` draws
+        # only from this generator, so it is not checked.
         asks_generator = hasattr(sampler, "generator") and type(sampler).__module__.startswith("torch.")
         if not asks_generator and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
@@ -231,6 +217,7 @@ class SampledOrder(Permutation):
             return self._rows()
         drawn_with = torch.Generator()
         drawn_with.manual_seed(seeds_of_pass(self._seed, number)[0])
+        # While the sampler is read, a seeded generator replaces its own.
         own, sampler.generator = sampler.generator, drawn_with
         try:
             return self._rows()

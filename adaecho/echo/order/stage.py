@@ -43,22 +43,15 @@ class BadExample:
 
 @dataclass
 class FreshBlock:
-    """Consecutive examples (or batches) from the source that have not been repeated yet.
+    """Consecutive examples (or batches) from the source, before they are repeated."""
 
-    Attributes:
-        serials: ascending numbers of the readable examples in reading order over all ranks, int64 [n].
-        examples: the readable examples as stacked arrays, a list or row numbers. None if worker processes
-            keep the examples.
-        next_index: number of the first example after the block, in this rank's reading order.
-        bad: the examples that could not be read or decoded.
-        draws: whether reading an example is known to draw from the global random generators.
-    """
-
+    # Ascending numbers of the readable examples, int64 [n], counted in reading order over all ranks.
     serials: NDArray[np.int64]
+    # The readable examples as stacked arrays, a list or row numbers; None if worker processes keep them.
     examples: Any
-    next_index: int
-    bad: list[BadExample] = field(default_factory=list)
-    draws: bool = False
+    next_index: int  # number of the first example after the block, counted on this rank only
+    bad: list[BadExample] = field(default_factory=list)  # examples that could not be read or decoded
+    draws: bool = False  # whether reading an example is known to draw from the global random generators
 
 
 class Pool(Protocol):
@@ -74,24 +67,16 @@ class Pool(Protocol):
 
 @dataclass
 class Outputs:
-    """Consecutive outputs of an ``EchoStage``. Each output is one repeat of an example.
+    """Repeats of examples, in the order in which they left the shuffle buffer."""
 
-    Attributes:
-        items: the repeats, int64 [n] (``order.keyed``).
-        rows: the storage row of each repeat's example, int64 [n].
-        before: position in the stream before the first output.
-        entering: the repeats that pushed the first m outputs out of the buffer, int64 [m]. Any later outputs
-            left the buffer after the input had ended.
-        end: number of the next example that the stage will request, in this rank's reading order.
-        world: number of ranks.
-    """
-
-    items: keyed.Items
-    rows: Rows
-    before: Cursor
+    items: keyed.Items  # the repeats, int64 [n], encoded as in order/keyed.py
+    rows: Rows  # the storage row of each repeat's example, int64 [n]
+    before: Cursor  # position before the first of these repeats
+    # The repeats that pushed the first m of these out of the buffer, int64 [m]. The others left after the
+    # input had ended.
     entering: keyed.Items
-    end: int
-    world: int
+    end: int  # number of the next example that the stage will request, in this rank's reading order
+    world: int  # number of ranks
 
     def __len__(self) -> int:
         return len(self.items)
@@ -112,29 +97,20 @@ class Outputs:
 
 
 class EchoStage:
-    """Pipeline stage that repeats each fresh example (or batch) and shuffles the repeats in a buffer.
-
-    Args:
-        upstream: returns the next fresh examples, possibly fewer or more than requested, or None at the end
-            of the iteration.
-        stream: the order that the stage follows, with the echoing factor and the size of the buffer.
-        block: largest number of repeats that enter the buffer in one step while it fills.
-        lookahead: smallest number of fresh examples to request at once.
-
-    Attributes:
-        cursor: position in the stream after the last output.
-        next_index: number of the next example to request, in this rank's reading order.
-    """
+    """Pipeline stage that repeats each example or batch and shuffles the repeats in a buffer."""
 
     def __init__(
         self,
+        # Returns about as many new examples as requested, or None at the end of the iteration.
         upstream: Callable[[int], FreshBlock | None],
         pool: Pool,
-        stream: Stream,
+        stream: Stream,  # the order of the repeats, with the echoing factor and the size of the buffer
         *,
-        block: int = 1024,
-        lookahead: int = 1,
+        block: int = 1024,  # largest number of repeats that enter the buffer in one step while it fills
+        lookahead: int = 1,  # smallest number of examples to request at once
     ) -> None:
+        # ``cursor`` is the position after the last output. ``next_index`` is the number of the next example
+        # to request, in this rank's reading order.
         self.stream, self.cursor, self.next_index = stream, Cursor(), stream.begin
         self._upstream, self._pool = upstream, pool
         self._buffer = ShuffleBuffer(stream.seed, stream.size)
@@ -144,11 +120,8 @@ class EchoStage:
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
 
     def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
-        """Continue from a saved position. The pool must already contain the examples of ``contents``.
-
-        Args:
-            rows_of: returns the storage row of each repeat in ``contents``.
-        """
+        """Restore the shuffle buffer and continue the iteration from a saved position."""
+        # The pool already stores the examples of these repeats, and ``rows_of`` returns their storage rows.
         self._buffer.load(contents.buffer, rows_of(contents.buffer), draining=cursor.drained > 0)
         self.cursor, self.next_index = cursor, next_index
         self._wait(contents.pending, rows_of(contents.pending))
@@ -179,10 +152,8 @@ class EchoStage:
         return outputs
 
     def take_repeats(self) -> list[tuple[int, Cursor]]:
-        """Return the next output, or without a shuffle buffer all repeats of the next batch.
-
-        Each output comes with the position after it. The list is empty at the end of the iteration.
-        """
+        """Return the next repeats, each with the position after it, or an empty list after the last one."""
+        # With a shuffle buffer this is one repeat, and without it all repeats of the next batch.
         buffer, fresh = self._buffer, None
         # After a resume, repeats can wait to enter even without a buffer; they then leave one by one.
         if buffer.size or buffer.draining or len(self._items):

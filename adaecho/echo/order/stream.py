@@ -27,12 +27,8 @@ History = list[tuple[int, float]]
 
 
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
-    """Return how often each example is used: floor(e) or ceil(e) times, at random with mean e.
-
-    Args:
-        numbers: numbers of the examples in this rank's reading order, int64 [n].
-        factor: the echoing factor e (paper, section 2).
-    """
+    """Return how often each example is used: ``factor`` times on average, randomly rounded up or down."""
+    # ``numbers`` are the examples' positions in this rank's reading order, int64 [n].
     whole = math.floor(factor)
     counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
     if factor > whole:
@@ -43,20 +39,11 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
 
 
 class Factor:
-    """The echoing factor e, the mean number of uses of each example, and its changes during training.
-
-    Args:
-        seed: seed of the random rounding of e to floor(e) or ceil(e) uses.
-        first: the factor at the start of training.
-
-    Attributes:
-        history: pairs (number of the first example, factor) of all factors so far. Iteration only appends to
-            this list, so any thread may read it.
-    """
+    """The echoing factor, which is the mean number of uses of each example, and its changes so far."""
 
     def __init__(self, seed: int, first: float) -> None:
-        self.history: History = [(0, first)]
-        self._seed = seed
+        self.history: History = [(0, first)]  # iteration only appends to it, so any thread may read it
+        self._seed = seed  # for the random rounding of a factor that is not an integer
         self._asked_for: float | None = None
 
     @property
@@ -135,12 +122,8 @@ class AutoFactor:
         return not self._steps % _EVERY_STEPS
 
     def follow(self, ratio: float | None, factor: Factor) -> None:
-        """Request the factor ``ratio``, limited to [1, ``max_factor``]. Ignore changes of 5 % or less.
-
-        Args:
-            ratio: loading time divided by step time; None if not known yet.
-        """
-        if ratio is None:
+        """Set the echoing factor to the ratio of loading time to step time, but ignore small changes."""
+        if ratio is None:  # not known yet
             return
         wanted = round(float(min(max(ratio, 1.0), self._max_factor)), 2)  # a Python float, for states
         if abs(wanted - factor.value) > _LEAST_CHANGE * factor.value:
@@ -148,17 +131,11 @@ class AutoFactor:
 
 
 class Cursor(NamedTuple):
-    """Position in the output of an ``EchoStage``, counted from the start of the iteration.
+    """How far one iteration has come in repeating and shuffling its examples."""
 
-    Attributes:
-        entered: number of repeats that have entered the shuffle buffer.
-        last: the repeat that entered last, as one int64 (``order.keyed``); -1 if none has entered.
-        drained: number of repeats that have left the buffer since the input ended.
-    """
-
-    entered: int = 0
-    last: int = -1
-    drained: int = 0
+    entered: int = 0  # repeats that have entered the shuffle buffer
+    last: int = -1  # the repeat that entered last, encoded as in order/keyed.py; -1 if none has entered
+    drained: int = 0  # repeats that have left the buffer since the last example of the iteration entered
 
     def outputs(self, size: int) -> int:
         """Return how many repeats have left the buffer, if the buffer has ``size`` slots."""
@@ -169,16 +146,12 @@ BEGINNING = Cursor()
 
 
 class Contents(NamedTuple):
-    """The repeats that an ``EchoStage`` has made but not output yet.
+    """The repeats of examples that are in the shuffle buffer or wait to enter it."""
 
-    Attributes:
-        buffer: the repeats in the shuffle buffer, int64 [n], by slot, or in leaving order once some have left
-            after the end of the input.
-        pending: the repeats of the latest example that still wait to enter the buffer, int64 [m].
-    """
-
+    # The repeats in the buffer, int64 [n], in the order of their slots. Once no more repeats enter and some
+    # have left, they are in the order in which they will leave.
     buffer: keyed.Items = keyed.NO_ITEMS
-    pending: keyed.Items = keyed.NO_ITEMS
+    pending: keyed.Items = keyed.NO_ITEMS  # the latest example's repeats that wait to enter, int64 [m]
 
     @property
     def items(self) -> keyed.Items:
@@ -277,12 +250,9 @@ class ShuffleBuffer:
         return self._items[slots], self._rows[slots]
 
     def load(self, items: keyed.Items, rows: Rows, *, draining: bool) -> None:
-        """Replace the contents of the buffer, in order to continue from a saved position.
-
-        Args:
-            items: the new contents, int64 [n], ordered by slot, or in leaving order if ``draining``.
-            draining: whether the input has already ended.
-        """
+        """Refill the buffer with the repeats that it contained at a saved position."""
+        # Usually the items are in the order of their slots. If ``draining``, no more items enter, and these
+        # are in the order in which they will leave.
         self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
         self._rows[: len(items)] = rows
@@ -290,20 +260,16 @@ class ShuffleBuffer:
 
 
 class Stream:
-    """The outputs of an ``EchoStage`` in one iteration, computed from the seed.
-
-    Args:
-        size: number of slots of the shuffle buffer; 0 means no shuffling.
-        rank, world: this rank and the number of ranks. Example i of this rank is example ``i * world + rank``
-            of all ranks together.
-        begin: number of this rank's first example in the iteration.
-        bad: ascending numbers of this rank's examples that could not be read. They have no outputs.
-    """
+    """Computes from the seed in which order one iteration outputs the repeats of its examples."""
 
     def __init__(
         self, seed: int, size: int, factor: Factor, *, rank: int, world: int, begin: int, bad: list[int]
     ) -> None:
+        # ``size`` is the number of slots of the shuffle buffer; 0 means no shuffling.
         self.seed, self.size, self.factor = seed, size, factor
+        # Example i of this rank is example ``i * world + rank`` of all ranks together. The iteration starts
+        # with this rank's example ``begin``. ``bad`` contains the ascending numbers of this rank's unreadable
+        # examples, which have no repeats.
         self.rank, self.world, self.begin, self.bad = rank, world, begin, bad
 
     def number(self, item: Any) -> Any:
@@ -335,10 +301,7 @@ class Stream:
         return repeats[repeats > cursor.last]
 
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
-        """Return the repeats of a block of examples before number ``stop``, and the block's first number.
-
-        Repeats after ``last`` are left out.
-        """
+        """Return the repeats of the block of examples before number ``stop``, and where the block starts."""
         if stop <= self.begin:
             raise ValueError(
                 "load_state_dict: the cursor lies before the start of its iteration, so the state is of "
@@ -346,6 +309,7 @@ class Stream:
             )
         start = max(self.begin, stop - max(self.size, _LEAST_LOOK))
         items = self.entering(start, stop)
+        # Repeats after ``last`` have not entered the buffer yet.
         return items[: np.searchsorted(items, last, side="right")], start
 
     def _after_last(self, cursor: Cursor) -> int:
@@ -408,11 +372,8 @@ class Stream:
         return Cursor(entered, int(items[len(items) - 1 - further]))
 
     def _outputs_between(self, buffer: ShuffleBuffer, start: Cursor, end: Cursor, count: int) -> keyed.Items:
-        """Return up to ``count`` outputs between two positions, ending with the input.
-
-        Args:
-            buffer: the buffer at position ``start``. This method changes its contents.
-        """
+        """Return up to ``count`` repeats that are pushed out of the buffer between two positions."""
+        # ``buffer`` must have the contents of position ``start``. Each repeat that enters changes them.
         left, entered = [keyed.NO_ITEMS], self.begin if start.last < 0 else self.number(start.last)
         count = min(count, end.entered - start.entered)
         while count > 0:

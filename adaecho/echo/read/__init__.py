@@ -20,20 +20,12 @@ Reader = RandomReader | SequentialReader
 
 
 def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_size: int = 1) -> Source:
-    """Wrap the user's argument ``source`` in the class for its kind.
-
-    Args:
-        seed: seed of the random numbers of a DataLoader.
-        batch_size: None if the source yields whole batches.
-
-    Raises:
-        ValueError: the object is empty or is not a source of examples.
-    """
+    """Wrap the user's arrays, dataset, DataLoader or iterable in the source class for its type."""
     _check(source, batch_size)
-    if batch_size is None:
+    if batch_size is None:  # the source yields whole batches
         warn_if_unshared(source, world_size)
     if is_keyed(source):
-        return DataLoaderSource(source, seed)
+        return DataLoaderSource(source, seed)  # the seed makes its epochs reproducible
     if isinstance(source, IterableDataset):  # it inherits a __getitem__ that only raises
         return IterableSource(source)
     arrays = _as_arrays(source)

@@ -55,19 +55,15 @@ def is_of_machine(error: Exception) -> bool:
 
 
 class BadExamples:
-    """A record of the examples that could not be read or decoded.
-
-    Up to ``budget`` bad examples are skipped. A row that is bad in several epochs counts once.
-
-    Attributes:
-        found: a dict for each bad example: ``index`` among the examples of this rank, name ``origin``, text
-            ``error``, and ``row`` in the source, or None.
-        numbers: indices of all bad examples, ascending, including the same row in several epochs.
-    """
+    """A record of the examples that could not be read or decoded."""
 
     def __init__(self, budget: int) -> None:
+        # Up to ``budget`` bad examples are skipped. A row that is bad in several epochs counts once.
         self._budget, self._in_a_row = budget, 0
+        # Each entry has the keys "index" (in this rank's reading order), "origin" (a name for messages),
+        # "error" (a text) and "row" (in the source; None if unknown).
         self.found: list[dict[str, Any]] = []
+        # The indices of all bad examples, ascending. A row occurs once for each epoch in which it is bad.
         # Iteration only appends to this list, so that another thread can save a state at any time.
         self.numbers: list[int] = []
 
@@ -165,21 +161,14 @@ class Preparation:
 
     def fresh(
         self,
-        serials: Serials,
-        next_index: int,
-        fetch: Callable[[int], Any],
-        origin: Callable[[int], str],
-        world: int,
-        rows: Sequence[int] | Rows | None = None,
+        serials: Serials,  # place of each example in the reading order of all ranks, int64 [n]
+        next_index: int,  # place of the next example after these in the reading order of this rank
+        fetch: Callable[[int], Any],  # fetch(i) reads the i-th of these examples, 0 <= i < n
+        origin: Callable[[int], str],  # origin(i) returns its name for messages
+        world: int,  # number of ranks
+        rows: Sequence[int] | Rows | None = None,  # row of each example in the source; None if unknown
     ) -> FreshBlock:
-        """Read and prepare n examples, and separate those that cannot be read or decoded.
-
-        Args:
-            serials: index of each example in the reading order of all ranks, int64 [n].
-            next_index: index of this rank's first example after these n.
-            fetch, origin: ``fetch(i)`` reads example i, 0 <= i < n, and ``origin(i)`` returns its name.
-            rows: row of each example in the source; None if unknown.
-        """
+        """Read and prepare n examples, and return them with a list of those that failed."""
         good, positions, bad = [], [], []
         for position, serial in enumerate(serials.tolist()):
             try:
@@ -207,32 +196,24 @@ class Preparation:
 
 
 class PrefetchQueue:
-    """A queue of examples from the source, which threads may read before the loader needs them.
-
-    Args:
-        claim: selects at most the given number of examples for ``work``; returns None at the end.
-        drawn: function to call if reading drew random numbers from a global generator.
-        begins: whether the queue starts an iteration, as needed to detect that all examples are bad.
-
-    Attributes:
-        index: index of the next example among the examples of this rank.
-        examples: number of examples returned so far, including bad ones.
-        map: calls ``claim`` and ``work``. The caller may replace it to use threads.
-    """
+    """A queue of examples from the source, which threads can read before the loader needs them."""
 
     def __init__(
         self,
-        claim: Callable[[int], Any | None],
-        work: Callable[[Any], FreshBlock],
+        claim: Callable[[int], Any | None],  # selects up to so many examples to read; None at the end
+        work: Callable[[Any], FreshBlock],  # reads the selected examples
         bad: BadExamples,
         index: int,
-        drawn: Callable[[], None],
-        begins: bool,
+        drawn: Callable[[], None],  # called if reading drew random numbers from a global generator
+        begins: bool,  # whether the queue starts at the first example of an iteration
     ) -> None:
         self._bad, self._wanted, self._drawn = bad, 1, drawn
+        # Calls ``claim`` and ``work``. The caller may replace it to call them in threads.
         self.map: OrderedMap[Any, FreshBlock] | InlineMap[Any, FreshBlock]
         self.map = InlineMap(lambda: claim(self._wanted), work)
+        # This rank's index of the next example, and the number of examples so far, including bad ones.
         self.index, self.examples = index, 0
+        # If an iteration has bad examples only, ``take`` raises the error of the first one.
         self._first_bad: BadExample | None = None
         self._has_good = not begins
 

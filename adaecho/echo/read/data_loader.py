@@ -52,14 +52,8 @@ class DataLoaderSource(IterableSource):
         return batch if self._of_batches or self.reads_in_workers else super().own_batch(batch)
 
     def open_pass(self, number: int, position: Position = ()) -> "Pass":
-        """Return an iterator over the batches of one epoch, from the start or a saved position.
-
-        Args:
-            position: saved attribute ``position`` of ``Pass``; empty for the start.
-
-        Raises:
-            ValueError: the batches before the position have changed, or the dataset is not map-style.
-        """
+        """Return an iterator over the batches of one epoch, from the start or a saved position."""
+        # A position is a saved ``Pass.position``, or empty for the start of the epoch.
         if isinstance(position, dict) or (position and not self.seekable):
             raise self._takes_no_position()
         tell_pass(self._loader.dataset, number)

@@ -23,24 +23,17 @@ Position = Sequence[int] | dict[str, Any]
 
 
 class IterableSource:
-    """A source that wraps an iterable. One iteration over the iterable is an epoch.
+    """A source whose examples come from an iterable, which the loader iterates once per epoch."""
 
-    The iterable may have these optional methods:
-
-    * ``set_epoch(number)`` is called before each epoch. The sampler or dataset may have this method instead.
-    * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
-    * ``iterate_from(position)`` returns an iterator that starts at a position, a sequence of integers. Each
-      iterator has its position in an attribute ``position``.
-    * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore a position.
-
-    Args:
-        source: the iterable, or a function that returns an iterator for each epoch.
-
-    Attributes:
-        seekable: whether reading can start at any saved position in an epoch.
-        reordered: whether the order of examples may differ between epochs.
-        within: whether the current epoch has begun and not yet ended.
-    """
+    # The iterable may have these optional methods:
+    #
+    # * ``set_epoch(number)`` is called before each epoch. If the iterable is a data loader without this
+    #   method, it is called on its sampler and its dataset.
+    # * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
+    # * ``iterate_from(position)`` returns an iterator that starts at a saved position in an epoch. Each
+    #   iterator has an attribute ``position``, a sequence of integers that only the iterable interprets.
+    # * ``state_dict`` and ``load_state_dict``, or ``get_state`` and ``set_state``, save and restore a
+    #   position.
 
     thread_safe = True  # because only one thread at a time reads an iterable
     has_order_digest = False
@@ -52,13 +45,14 @@ class IterableSource:
     )
 
     def __init__(self, source: Any) -> None:
-        self._source = source
+        self._source = source  # the iterable, or a function that returns an iterator for each epoch
         self.name = getattr(source, "__name__", type(source).__name__)
-        self.seekable = hasattr(source, "iterate_from")
+        self.seekable = hasattr(source, "iterate_from")  # whether reading can start at any example
+        # Whether the order of examples may differ between epochs.
         self.reordered = any(hasattr(part, "set_epoch") for part in parts_of(source))
         self._share: Callable[[], object] = lambda: None
         self._opened: Any = None  # the iterable of the current pass
-        self.within = False
+        self.within = False  # whether the current epoch has begun and not yet ended
         self._methods: PositionMethods | None = None  # the methods for the position in the current pass
 
     @property

@@ -1,4 +1,11 @@
-"""Sources whose rows can be read in any order (arrays and map-style datasets), and their reader."""
+"""Read arrays and map-style datasets, whose rows can be read in any order.
+
+* The *row* of an example is its place in the source.
+* The *serial number* of an example is its place in the reading order of all ranks, over all epochs.
+* The *index* of an example is its place in the reading order of this rank, over all epochs.
+
+All three are counted from 0. Rank r reads the serial numbers r, r + world, r + 2 * world and so on.
+"""
 
 import sys
 from collections.abc import Callable
@@ -118,44 +125,28 @@ class MapSource:
 
 
 class RandomReader:
-    """A reader of the examples of one rank, for a source whose rows can be read in any order.
-
-    The *serial number* of an example is its index in the reading order of all ranks, over all epochs. This
-    rank reads the examples whose serial number is congruent to ``rank`` modulo ``world``.
-
-    Args:
-        permutation: maps serial numbers to rows of the source.
-        resident: whether to return row numbers instead of examples, for arrays in memory.
-        seed: seed for datasets that draw random numbers from the global generators.
-
-    Attributes:
-        reads_again: whether a resume must read the examples of the shuffle buffer again.
-    """
+    """Reads the examples of one rank from a source whose rows can be read in any order."""
 
     def __init__(
         self,
         source: ArraySource | MapSource,
-        permutation: Permutation,
+        permutation: Permutation,  # maps serial numbers to rows
         preparation: Preparation,
         *,
         rank: int,
         world: int,
-        resident: bool,
-        seed: int = 0,
+        resident: bool,  # whether to return row numbers instead of examples, for arrays in memory
+        seed: int = 0,  # for datasets that draw random numbers from the global generators
     ) -> None:
-        self.reads_again = not resident
+        self.reads_again = not resident  # whether a resume reads the examples of the shuffle buffer again
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        """Move to the first example of an iteration, and return its index among this rank's examples.
-
-        Args:
-            iteration: number of the iteration, counted from 1.
-            passes: epochs in each iteration; None if endless.
-            abandoned_at: not used here; this rank's next example when the user broke off an iteration.
-        """
+        """Move to the first example of an iteration, and return its index among this rank's examples."""
+        # Iterations are counted from 1. Each has ``passes`` epochs, or no end if ``passes`` is None.
+        # ``abandoned_at`` is this rank's next index if the user left the previous iteration early.
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
@@ -165,18 +156,13 @@ class RandomReader:
         return (iteration - 1) * of_each, iteration * of_each
 
     def claim(self, count: int) -> tuple[Serials, Rows, int] | None:
-        """Select at most ``count`` examples, which the calling thread then reads with ``work``.
-
-        Returns:
-            Serial numbers [n], rows in the source [n], and the index of this rank's first example after these
-            n; None at the end of the iteration.
-        """
+        """Select at most ``count`` examples to read next, or return None at the end of the iteration."""
         end = min(self._index + count, self._limit)
         if end <= self._index:
             return None
         serials = np.arange(self._index, end, dtype=np.int64) * self._world + self._rank  # [n]
         self._index = end
-        return serials, self._permutation.rows(serials), end
+        return serials, self._permutation.rows(serials), end  # int64 [n], int64 [n], this rank's next index
 
     def work(self, claim: tuple[Serials, Rows, int]) -> FreshBlock:
         """Read and prepare the examples that ``claim`` or ``again`` selected."""
@@ -220,20 +206,8 @@ class RandomReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Move to the example at which a saved state continues.
-
-        Args:
-            index: index of this example among this rank's examples.
-            iteration, passes: as in ``begin``.
-            needed: serial numbers of earlier examples that ``again`` will select.
-            state: what ``state`` returned.
-
-        Returns:
-            The number of examples read: 0.
-
-        Raises:
-            ValueError: the order of the current epoch differs from the saved order.
-        """
+        """Move to the position of a saved state, at which example ``index`` of this rank is next."""
+        # ``needed`` contains the serial numbers of the examples in the buffers.
         progress, _ = state
         within = len(needed) or passes is None or index != self.span(iteration)[1]
         if progress and within and progress[0][0] != self._mark(index):
@@ -243,7 +217,7 @@ class RandomReader:
             )
         self.begin(iteration, passes)
         self._index = index
-        return 0
+        return 0  # examples read so far, because ``again`` selects those of the buffers later
 
     def again(self, serials: Serials) -> tuple[Serials, Rows, int]:
         """Select earlier examples by serial number, to refill the shuffle buffer after a resume."""

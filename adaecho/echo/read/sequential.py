@@ -74,33 +74,24 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 
 
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
-    """Return the mark at which a resume restarts, and the starts of the epochs after this mark.
-
-    Indices of examples count all examples that the iterable yields, over all epochs.
-
-    Args:
-        marks: all marks of the iteration, ascending.
-        oldest: index of the oldest example in the shuffle buffer.
-        following: index of this rank's next example. Later epochs are left out.
-        after: index of the first example to read if the buffer is empty.
-    """
+    """Return the restart points (marks) that a state must contain, so that an iterable can be resumed."""
+    # ``oldest`` is the count (see ``SequentialReader``) of the oldest example in the shuffle buffer,
+    # ``following`` that of this rank's next example, and ``after`` that of the first example to read if the
+    # buffer is empty. A reader that is ahead may already have opened an epoch after ``following``.
     opened = [mark for mark in marks if mark.epoch_start <= following]
     if not opened:
         return []
     oldest = min(oldest, max(after, opened[-1].epoch_start))
+    # A resume restarts at ``first``. It also needs the starts of the epochs that were opened later.
     first, *later = opened[max(sum(mark.count <= oldest for mark in opened) - 1, 0) :]
     return [first, *(mark for mark in later if mark.count == mark.epoch_start)]
 
 
 class ReplayFingerprints:
-    """Digests of some examples, to detect that an iterable yields different data after a resume.
-
-    Args:
-        spacing: after the start of an epoch, one in every ``spacing`` examples gets a digest.
-        world: number of ranks.
-    """
+    """Digests of some examples, to detect that an iterable yields different data after a resume."""
 
     def __init__(self, spacing: int = 1, world: int = 1) -> None:
+        # The first examples of an epoch all get a digest. Of the others, one in ``spacing`` gets one.
         self._spacing, self._world = spacing, world
         # Pairs of a serial number and a fingerprint. Never changed in place, because another thread may read.
         self._seen: list[tuple[int, int]] = []
@@ -111,14 +102,9 @@ class ReplayFingerprints:
         self._seen = []
 
     def add(self, serial: int, index: int, example: Any, digest: int = 0, *, always: bool = False) -> None:
-        """Store the digest of every example at the start of an epoch, and of few examples later.
-
-        Args:
-            serial: index of the example in the reading order of all ranks.
-            index: index of the example in this epoch.
-            digest: digest to store; 0 to compute the digest from the example.
-            always: store the digest in any case.
-        """
+        """Store a digest of an example, if the example is one of those that a resume checks."""
+        # ``serial`` counts the examples of all ranks over all epochs, and ``index`` those of this epoch. A
+        # ``digest`` of 0 means that the digest is computed from the example.
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
             self._seen = [*self._seen[1 - _KEPT :], (serial, digest or fingerprint(example))]
 
@@ -258,12 +244,9 @@ class SequentialReader:
         return max(0, math.ceil((self._count - self._kept) / self._every))
 
     def _open(self, number: int, start: int | None = None, position: Position = ()) -> None:
-        """Open epoch ``number``, unless the iteration ends before it, and record a point for a restart.
-
-        Args:
-            start: number of examples that the iterable yielded before the epoch; None for all so far.
-            position: position in the epoch at which to start; empty for the start of the epoch.
-        """
+        """Start to read epoch ``number``, unless the iteration ends before this epoch."""
+        # ``start`` is the count at which the epoch began; None if it begins now. ``position`` is where to
+        # start within the epoch, or empty for the start of the epoch.
         over = self._last_pass is not None and number >= self._last_pass
         if over and not position:
             position = self._source.position_after_pass()
@@ -273,7 +256,7 @@ class SequentialReader:
             self._iterator = self._source.open_pass(number, position)
             if not position and not self._source.seekable:
                 position = self._source.position(self._iterator)
-        self._mark(position)
+        self._mark(position)  # a resume can restart here
 
     def _mark(self, position: Position) -> None:
         self._marks = thinned([*self._marks, Mark(*self._pass, self._count, position)])
@@ -345,12 +328,9 @@ class SequentialReader:
     # States
 
     def state(self, oldest_serial: int, index: int) -> ReaderState:
-        """Return restart points and digests of recent examples, for ``resume``.
-
-        Args:
-            oldest_serial: serial number of the oldest example in the shuffle buffer.
-            index: index of this rank's next example.
-        """
+        """Return the values from which ``resume`` can later continue at this rank's example ``index``."""
+        # These are marks, at which reading can restart, and digests, which reveal changed data. Reading must
+        # restart before the oldest example in the shuffle buffer, which has the number ``oldest_serial``.
         source = self._source
         # The last example is read again too, so that a fingerprint can be compared, unless ``iterate_from``
         # continues after it.
@@ -362,16 +342,10 @@ class SequentialReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Continue from a saved state, after reading the examples in ``needed`` again.
-
-        Reading restarts before these examples, and ends before example ``index`` of this rank.
-
-        Returns:
-            The number of examples read again, including examples of other ranks.
-
-        Raises:
-            ValueError: the source ends too early, yields different data, or cannot be read again.
-        """
+        """Continue from a saved state, and return how many examples were read again for this."""
+        # ``needed`` contains the serial numbers of the examples in the buffers. Reading restarts before the
+        # oldest of these and ends before this rank's example ``index``. The result also counts examples of
+        # other ranks.
         opened = [Mark.of_plain(*plain) for plain in state[0]]
         self._witnesses.expect(state[1])
         self._marks, self._again = [], {}
