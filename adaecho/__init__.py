@@ -1,7 +1,11 @@
 """Data echoing and AdaScale for PyTorch.
 
-``EchoLoader``, ``AdaScale`` and ``TarShards`` can be used in any training loop. The other packages reproduce
-"Faster Neural Network Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019).
+* ``EchoLoader`` is a DataLoader that returns each example it reads several times.
+* ``TarShards`` reads examples from tar archives, for an ``EchoLoader``.
+* ``AdaScale`` is an optimizer that adapts the learning rate to larger batches.
+
+These classes work in any training loop. The subpackages also contain a framework that reproduces "Faster
+Neural Network Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019).
 """
 
 from importlib import import_module

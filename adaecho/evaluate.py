@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 @storage_errors()
 def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final") -> list[Measured]:
-    """Measure the saved weights of a run on its splits.
+    """Compute the metrics of a run's saved weights on its validation and test splits.
 
     Args:
         path: the run's folder.
@@ -50,8 +50,8 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
         weights: "final" for the final weights, or "best" for the weights of the best evaluation.
 
     Raises:
-        UserError: the folder contains no run or no such weights, its data is missing, or an override is
-            invalid.
+        UserError: the folder contains no run or no such weights, the run's data is missing, or an override
+            is invalid.
     """
     run, config, task = open_run(path, overrides)
     summary = run.read_summary() or {}

@@ -85,7 +85,7 @@ class DistributedContext:
         """Raise a ``RankError`` on all ranks if a value differs between ranks, such as a hash of the config.
 
         Args:
-            facts: the values of this rank, by their names for the error message.
+            facts: this rank's values. The error message names the key of a value that differs.
         """
         first, *others = self.gather_objects(facts)
         for rank, theirs in enumerate(others, start=1):

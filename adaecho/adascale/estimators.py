@@ -24,10 +24,8 @@ _PIECE = 1 << 14
 
 
 def norms_by_group(gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """Return the gradient norms of each parameter group, as float64 scalars (float32 on MPS) on the device.
-
-    A large gradient on a CPU is split into pieces, with one norm per piece.
-    """
+    """Return the norms of the gradients in each parameter group, as scalars on the gradients' device."""
+    # A large gradient on a CPU is split into pieces, with one norm each. Norms are float64 (float32 on MPS).
     groups = [list(_pieces(group)) for group in gradients]
     # Group by dtype, because on a GPU a list of mixed dtypes would launch one kernel per tensor.
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -87,9 +85,9 @@ def estimate(sum_of_squares: float, square_of_mean: float, num_gradients: int, s
 
 
 def gain_ratio(variance: float, square: float, scale: float) -> float:
-    """Return the gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2), which lies in [1, S] (section 3.2).
+    """Return AdaScale's gain, (variance + square) / (variance / scale + square), between 1 and ``scale``.
 
-    The arguments are sigma^2, mu^2 and S. If sigma^2 and mu^2 are 0, the gain is 1 (appendix B.3).
+    The formula is in section 3.2 of the paper. If variance and square are 0, the gain is 1 (appendix B.3).
     """
     return (variance + square) / (variance / scale + square) if variance + square > 0 else 1.0
 

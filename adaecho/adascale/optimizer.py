@@ -25,11 +25,11 @@ _PROGRESS = ("scale_invariant_steps", "schedule_steps", "skipped_steps")
 class AdaScale(Optimizer):
     """AdaScale SGD (Johnson et al., ICML 2020, arXiv 2007.05105) around ``torch.optim.SGD``.
 
-    AdaScale trains with larger batches on an unchanged learning-rate schedule, called the base schedule. A
-    step averages the gradients of S base batches, for which this schedule was tuned. The step replaces r
-    steps of the base schedule, with r in [1, S]. AdaScale estimates r, called the gain, and multiplies the
-    learning rate by it. The sum of all gains so far is called tau (``scale_invariant_steps``). Evaluate the
-    base schedule at step floor(tau)::
+    AdaScale lets you increase the batch size S times without tuning the learning rate again. The original
+    batch is called the base batch, and its learning-rate schedule the base schedule. A step of AdaScale
+    averages the gradients of S base batches, and replaces r steps of the base schedule, with r in [1, S].
+    AdaScale estimates r, called the gain, and multiplies the learning rate by it. The sum of all gains so far
+    is called tau (``scale_invariant_steps``). Evaluate the base schedule at step floor(tau)::
 
         optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=4)
         while not optimizer.done(total_steps):              # steps of the base schedule
@@ -155,9 +155,9 @@ class AdaScale(Optimizer):
     def gain(self, pg_idx: int | None = None) -> float:
         """Return the gain, in [1, S], of one parameter group, or by default of all trained groups together.
 
-        A step averages S base batches (``scale``). A gain of 3 means that this step replaces 3 steps with one
-        base batch each. Before the first measurement, the gain is 1. A step is measured as soon as its last
-        backward pass has run. The call waits for the device.
+        A gain of 3 means that one step, which averages S base batches, replaces three steps of the base
+        schedule. The gain is updated after the last backward pass of each step; before the first one, it is
+        1. On a GPU, this call waits until the gradients are computed.
 
         Args:
             pg_idx: index of the parameter group; None for all trained groups together.
@@ -176,14 +176,14 @@ class AdaScale(Optimizer):
         return self._statistics.pooled() if pg_idx is None else self._statistics.pending.averages[pg_idx]
 
     def gradient_noise_scale(self, pg_idx: int | None = None) -> float:
-        """Return the gradient noise scale sigma^2 / mu^2 in base batches, at least 0.
+        """Return the gradient noise scale sigma^2 / mu^2, in units of base batches, at least 0.
 
-        sigma^2 is the trace of the covariance of a base batch's gradient, mu^2 the squared norm of the
-        expected gradient. Both are first averaged over steps (McCandlish et al. 2018, arXiv 1812.06162,
-        appendix A.1). To get the simple noise scale tr(Sigma) / |G|^2 of this paper (equation 2.9), multiply
-        the result by the number of examples in a base batch.
+        sigma^2 is the trace of the covariance of a base batch's gradient, and mu^2 is the squared norm of the
+        expected gradient. To get the simple noise scale of McCandlish et al. (2018, arXiv 1812.06162,
+        equation 2.9), multiply the result by the number of examples in a base batch. As in appendix A.1 of
+        that paper, both numbers are averaged over steps before the division.
 
-        The result is inf if mu^2 is 0, and nan before the first sample. If noise dominates, the result is too
+        The result is nan before the first step, and inf if mu^2 is 0. If noise dominates, the result is too
         low, because negative estimates of mu^2 count as 0.
         """
         variance, square = self.grad_var_avg(pg_idx), self.grad_sqr_avg(pg_idx)
@@ -213,12 +213,11 @@ class AdaScale(Optimizer):
     def done(self, total_steps: float) -> bool:
         """Return whether training is complete, that is whether tau >= ``total_steps`` (Algorithm 2).
 
-        tau (``scale_invariant_steps``) says how many steps of the base schedule the steps so far replace. The
-        base schedule is the learning-rate schedule for training with one base batch per step. The algorithm
-        is in Johnson et al., arXiv 2007.05105.
+        tau is ``scale_invariant_steps``, the number of steps of the base schedule that are done. Johnson et
+        al. (arXiv 2007.05105) describe the algorithm.
 
         Args:
-            total_steps: number of steps of the base schedule.
+            total_steps: length of the base schedule, in steps.
         """
         return self._tau >= total_steps
 
@@ -227,9 +226,8 @@ class AdaScale(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each group's learning rate multiplied by its gain, then restore the rates.
 
-        The gain says how many steps of the base schedule this step replaces (see ``gain``). If AdaScale was
-        created with ``rule="sqrt_gain"``, the factor is the square root of the gain. With ``rule="measure"``,
-        it is 1.
+        With ``rule="sqrt_gain"``, learning rates are multiplied by the square root of the gain. With
+        ``rule="measure"``, they do not change.
 
         If a gradient is not finite, all ranks skip the step. The gain and ``scale_invariant_steps`` then do
         not change.
@@ -326,11 +324,11 @@ class AdaScale(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with AdaScale's averages and progress added.
 
-        The added numbers are in the parameter groups, under keys that begin with ``adascale_``. The state can
-        be loaded by ``torch.load(weights_only=True)`` and by ``torch.distributed.checkpoint.state_dict``.
+        The added numbers are in the parameter groups, under keys that begin with ``adascale_``. You can save
+        the state with ``torch.save`` or ``torch.distributed.checkpoint``.
 
         To resume, create AdaScale with the same arguments as before. ``scale`` and
-        ``num_gradients_to_accumulate`` may differ if the base batch stays the same.
+        ``num_gradients_to_accumulate`` may differ if the base batch has the same size.
 
         Raises:
             RuntimeError: only some of the current step's backward passes have run.

@@ -67,9 +67,8 @@ class EchoConfig:
 class AdaScaleConfig:
     """AdaScale, which adapts the learning rate to the batch size. See ``adaecho.AdaScale`` for details.
 
-    Each rank splits its batch into ``num_gradients_to_accumulate`` micro-batches. Choose the learning rate
-    and the schedule as for training with a smaller batch, the base batch. By default, a base batch has the
-    size of a micro-batch. With ``scale``, you give the number of base batches per step instead.
+    Each rank splits its batch into ``num_gradients_to_accumulate`` micro-batches. Choose a learning rate and
+    a schedule that suit one micro-batch per step. AdaScale adapts them to the whole batch of all ranks.
     """
 
     enabled: bool = MISSING  # whether AdaScale is used; set by adascale=on, measure or off
@@ -174,9 +173,9 @@ class TrackingConfig:
 
 @dataclass
 class SearchConfig:
-    """A quasi-random search that tunes each arm, that is, each configuration under comparison.
+    """The search for the best hyperparameters of each arm, that is, each configuration under comparison.
 
-    The task usually defines the axes of the search and the budgets. The experiment defines the arms.
+    An experiment defines the arms. A task defines the hyperparameters that are searched and their ranges.
     """
 
     # number of non-divergent trials per search; 1: no search, each arm runs once with the task's values

@@ -50,14 +50,11 @@ class TaskConfig:
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the dataset, from which the option ``scale=`` chooses defaults.
-
-        For example, with ``scale=images``, the default batch size depends on the number of training examples.
+        """Return the size of the dataset, which determines the defaults of ``scale=``, e.g. the batch size.
 
         Args:
             path: the value of ``data.path``.
-            plain: the options ``task.*``, of which some decide which examples are used. Their types and
-                ranges have not been checked yet.
+            plain: the values of the keys ``task.*``, before they are checked.
             max_bad_examples: the value of ``data.max_bad_examples``.
 
         Raises:

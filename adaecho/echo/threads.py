@@ -84,11 +84,8 @@ class ThreadPool:
             PoolThread(self, ordered.serve, f"adaecho-{ordered.name}").start()
 
     def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
-        """Return the result of ``work()``, called in a new thread so that Ctrl-C cannot interrupt it.
-
-        Args:
-            after_stop: whether to call ``work`` even if this pool has been stopped.
-        """
+        """Return the result of ``work()``, called in a new thread so that Ctrl-C cannot interrupt it."""
+        # With ``after_stop``, the call also works after the pool of threads has stopped.
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
 
         def worked(thread: PoolThread) -> None:

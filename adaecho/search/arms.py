@@ -86,12 +86,12 @@ def composer(config_loader: ConfigLoader, master: DictConfig) -> Compose:
 def build_arms(
     typed: SweepOverrides, named: dict[str, list[str]], compose: Compose
 ) -> tuple[list[Arm], list[str]]:
-    """Return the configurations that a sweep compares, and messages on invalid combinations of values.
+    """Return the configurations (arms) that a sweep compares, and a message for each one that it skips.
 
-    Invalid combinations are skipped, such as ``echo=none`` with ``echo.factor=2``.
+    Invalid combinations of values are skipped, such as ``echo=none`` with ``echo.factor=2``.
 
     Raises:
-        ConfigError: a value occurs only in invalid combinations, or the configurations are not comparable.
+        ConfigError: a value has no valid combination, or arms differ in a key that all arms must share.
     """
     arms: dict[int, Arm] = {}
     possible: set[str] = set()

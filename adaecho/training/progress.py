@@ -71,10 +71,8 @@ def budget_spent(config: Config, steps: int, next_fresh_examples: float, train_t
 
 
 def is_finished(summary: dict[str, Any], config: Config) -> bool:
-    """Return whether a recorded run needs no more training.
-
-    A run that has spent its budgets can continue if the budgets in ``config`` are different.
-    """
+    """Return whether a recorded run needs no more training."""
+    # A run that spent its budgets can continue if the user has changed the budgets.
     if summary["status"] == Status.BUDGET_SPENT:
         return bool(summary.get("budgets") == {key: getattr(config, key) for key in BUDGETS})
     return summary["status"] in FINISHED

@@ -115,10 +115,10 @@ def train(task: str, factor: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(task: str, ratio: float, factor: int, shards: Path) -> dict[str, Any]:
-    """Train once to the target, and return a row with the measured and the predicted seconds.
+    """Train to the target, and compare the duration with the prediction.
 
     Args:
-        ratio: the time to read a batch divided by the time of a training step.
+        ratio: how many times longer reading a batch takes than a training step.
     """
     # Use the first search or seed of the factor.
     row = best_trials(read_rows(RESULTS / EXPERIMENTS[task] / task / "trials.json"))[f"e{factor}", 0]

@@ -1,9 +1,8 @@
 """Estimate how many fresh examples training must read to reach 80 % accuracy at the end of its schedule.
 
-A run takes N steps, and its learning rate decays over all N steps. For each echoing factor e, there are runs
-with several N. A line is fitted to their final accuracies as a function of log N, and reaches 80 % at some N.
-Training uses each example e times, so it reads N / e batches of fresh examples in N steps. The decision rule
-is in README.md.
+The learning rate of each run decays over all N steps of the run. A line, fitted to the final accuracies of
+runs with different N, shows which N gives 80 %. With the echoing factor e, training uses each example e
+times, so N steps read N / e batches. README.md has the decision rule.
 
 Run: ``python -m experiments.schedule_clock.ends``
 """
@@ -37,17 +36,12 @@ class Cost(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The number of fresh examples to the target with echoing, divided by the number without echoing.
-
-    Attributes:
-        low, high: 95 % interval.
-        verdict: saves, costs more, or not decided.
-    """
+    """How many examples training reads with echoing, relative to training without echoing."""
 
     ratio: float | None
-    low: float | None
+    low: float | None  # 95 % confidence interval
     high: float | None
-    verdict: str
+    verdict: str  # saves, costs more, or not decided
 
 
 def cost(rows: Sequence[Row], factor: int) -> Cost:

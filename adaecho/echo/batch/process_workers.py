@@ -67,14 +67,11 @@ class Shared:
 class WorkerProcess:
     """A forked worker process that answers requests.
 
-    Answers go through a pipe, but their large arrays go through slots of shared memory.
-
-    Args:
-        make: function that creates the handler of requests, in the new process.
-        others: workers that were forked earlier. The new process must close the pipes that it inherits.
-        slots: number of slots. Each answer occupies one slot until the answer has been processed.
+    Answers come through a pipe. Large arrays in an answer come through a slot of shared memory instead.
     """
 
+    # ``make`` creates the handler of requests, in the new process. The new process closes the pipes of the
+    # ``others``, which were forked earlier.
     def __init__(
         self, make: Callable[[], Handler], others: Sequence["WorkerProcess"], *, slots: int, slot_bytes: int
     ) -> None:
