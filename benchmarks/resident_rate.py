@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from adaecho import EchoLoader
-from adaecho.models.images import Normalise, cifar_resnet
+from adaecho.models.images import Normalize, cifar_resnet
 from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
 from benchmarks.peers import sides
@@ -62,7 +62,7 @@ def profile(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterato
 def main() -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = nn.Sequential(Normalise((125.0,) * 3, (64.0,) * 3, channels_last=True), cifar_resnet()).to(device)
+    model = nn.Sequential(Normalize((125.0,) * 3, (64.0,) * 3, channels_last=True), cifar_resnet()).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     source = sides.images(50_000)
     loaders = {

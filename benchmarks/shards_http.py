@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from adaecho import EchoLoader, TarShards
-from adaecho.tasks.images import DecodeLabelled
+from adaecho.tasks.images import DecodeLabeled
 from adaecho.transforms.photographs import RandomResizedCrop
 from benchmarks import record
 from benchmarks.peers import sides
@@ -53,7 +53,7 @@ Ours = tuple[int, int]  # number of workers, echoing factor
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
     """Return an example with decoded ``image`` and ``label``."""
-    return DecodeLabelled(10)(example)
+    return DecodeLabeled(10)(example)
 
 
 def write_shards(folder: Path) -> None:

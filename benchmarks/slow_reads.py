@@ -4,7 +4,7 @@ The result is a share of the ideal rate, at which all workers read all the time.
 33 ms and one of two distributions:
 
 * log-normal: with sigma 1.
-* stragglers: 5 % of the reads take fifty times as long as the rest.
+* stragglers: 5% of the reads take fifty times as long as the rest.
 
 With e = 2, each example is in two batches, so the ideal rate doubles. EchoLoader reads a dataset in threads
 if the dataset declares ``thread_safe = True``, and in forked processes otherwise.

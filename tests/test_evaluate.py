@@ -11,7 +11,7 @@ from adaecho.errors import DataError
 from adaecho.tasks.base import check_same_meaning
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
-from tests.datasets.files import write_labelled
+from tests.datasets.files import write_labeled
 from tests.helpers import metrics, summary
 from tests.tasks.test_imagenet import TINY
 
@@ -46,7 +46,7 @@ def test_the_weights_of_the_end_and_of_the_best_have_their_recorded_metrics(
 def test_data_that_moved_and_data_with_other_classes(
     compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:
-    write_labelled("folders", tmp_path / "data")
+    write_labeled("folders", tmp_path / "data")
     config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", "channels_last=true", "target.value=0")
     run = tmp_path / "run"
     assert run_trial(config, run)["status"] == "reached"
@@ -96,7 +96,7 @@ def test_a_run_without_weights_is_refused(trained: Path, tmp_path: Path, refused
 def test_training_images_of_the_run_are_not_a_validation_split(
     compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:
-    write_labelled("folders", tmp_path / "data")
+    write_labeled("folders", tmp_path / "data")
     run_trial(compose_config(*TINY, f"data.path={tmp_path / 'data'}", "target.value=0"), tmp_path / "run")
     shutil.rmtree(tmp_path / "data" / "val")  # an incomplete copy
     message = refused(evaluate.main, tmp_path / "run", "data.validation_examples=3")

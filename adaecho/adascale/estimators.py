@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 # Appendix B.3 clips the estimates before they are averaged. Where noise dominates, clipping mu^2 at 0 biases
-# its average upwards, and so the gain downwards. For S = 2 and sigma^2 / mu^2 = 300, the gain is 3.5 % too
-# small with 100 independent directions, and 1.1 % with 1,000 (tests/adascale/test_estimators.py).
+# its average upwards, and so the gain downwards. For S = 2 and sigma^2 / mu^2 = 300, the gain is 3.5% too
+# small with 100 independent directions, and 1.1% with 1,000 (tests/adascale/test_estimators.py).
 VARIANCE_FLOOR = 1e-6
 
 # Elements per piece. On a CPU, a float64 norm first copies its input to float64. This takes half as long if

@@ -18,7 +18,7 @@ _NOT_IDENTITY = {
     "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.buffer_format",
 }  # fmt: skip
 # Keys that were added after the first results had been recorded, with the value that keeps the previous
-# behaviour. A key with this value is left out of the identity, so that the names of existing run folders and
+# behavior. A key with this value is left out of the identity, so that the names of existing run folders and
 # the points of existing searches do not change.
 _ADDED = {
     "compile": "off", "adascale.rule": "gain", "data.order": "permutation", "echo.split_augmentation": False,

@@ -345,7 +345,7 @@ def validate(config: Config) -> None:
     check_schedule(config.schedule)
     if config.target.metric == "accuracy" and (config.target.value or 0.0) > 1:
         raise ConfigError(
-            f"target.value={config.target.value:g}: accuracy is a fraction; 97 % is target.value=0.97"
+            f"target.value={config.target.value:g}: accuracy is a fraction; 97% is target.value=0.97"
         )
     if config.target.chance_level is not None and config.max_fresh_examples is None:
         raise ConfigError("target.chance_level: needs max_fresh_examples, which is null")

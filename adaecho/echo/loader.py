@@ -58,7 +58,7 @@ class EchoLoader(LoaderStats):
             ``order`` shuffles.
         augment: a random augmentation in one of three forms. ``augment(example, rng)`` receives a NumPy
             generator that depends only on the example and its repeat. An object with
-            ``augment.block(arrays, keys)`` augments many examples in one vectorised call.
+            ``augment.block(arrays, keys)`` augments many examples in one vectorized call.
             ``augment(example)`` draws from the global generators, which the loader seeds before each call.
             The function may write into the arrays and tensors that it receives, because each repeat has its
             own copies. A pair ``(once, each_time)`` splits the augmentation: under
@@ -99,7 +99,7 @@ class EchoLoader(LoaderStats):
         num_workers: number of workers that read, decode and augment examples. With 0 the calling thread does
             this work. Workers are processes, as in a DataLoader, unless the code can run in threads: the
             source must consist of arrays, be an iterable (which one thread reads) or declare
-            ``thread_safe = True``, and ``decode`` and ``augment`` must be vectorised or declare the same.
+            ``thread_safe = True``, and ``decode`` and ``augment`` must be vectorized or declare the same.
             Processes are forked at the first batch of an iteration. Where fork is not available (macOS,
             Windows), code that needs processes runs in the calling thread. If the source reads ahead itself,
             for example a DataLoader with workers, R is correct only with at least 1 worker here.
@@ -113,7 +113,7 @@ class EchoLoader(LoaderStats):
             0 the repeats of a batch directly follow one another.
         max_factor: upper bound of the echoing factor under ``factor="auto"``.
         rank, world_size: number of this process and number of all processes; each reads its share of the
-            examples. The defaults are those of torch.distributed, or 0 and 1 if it is not initialised. Whole
+            examples. The defaults are those of torch.distributed, or 0 and 1 if it is not initialized. Whole
             batches are not split; each rank must read its own.
         state_of_all_ranks: let ``state_dict()`` return the states of all ranks of torch.distributed. This is
             for frameworks in which one rank writes the checkpoint (Lightning, Fabric, Accelerate). All ranks

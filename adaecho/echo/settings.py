@@ -231,7 +231,7 @@ def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def is_distributed() -> bool:
-    """Return whether torch.distributed has been initialised."""
+    """Return whether torch.distributed has been initialized."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

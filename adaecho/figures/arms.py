@@ -32,7 +32,7 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     """Plot how many fresh examples each configuration needs to reach the target, as in the paper's Fig. 3.
 
     A dot shows the mean over hyperparameter searches. A line shows the minimum and maximum or, for ten or
-    more searches, the 95 % interval of the mean. A dashed mark shows the ideal cost: the baseline's mean cost
+    more searches, the 95% interval of the mean. A dashed mark shows the ideal cost: the baseline's mean cost
     divided by the echoing factor.
 
     Args:
@@ -58,9 +58,9 @@ def _rows(axes: Axes, names: list[str], groups: Sequence[Any]) -> None:
             axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.6)
 
 
-def _dot(axes: Axes, place: int, mean: float, ends: tuple[float, float], colour: str) -> None:
-    axes.plot(ends, [place] * 2, color=colour, linewidth=2, alpha=0.6)
-    axes.plot(mean, place, "o", color=colour, markersize=6)
+def _dot(axes: Axes, place: int, mean: float, ends: tuple[float, float], color: str) -> None:
+    axes.plot(ends, [place] * 2, color=color, linewidth=2, alpha=0.6)
+    axes.plot(mean, place, "o", color=color, markersize=6)
 
 
 def _names(arms: list[Arm]) -> list[str]:
@@ -105,7 +105,7 @@ def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None
 def caption_of_dots(arms: list[Arm]) -> str:
     """Return the caption of ``draw_fig3``."""
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
-    words = f"{caption_of_runs(arms)}; lines: {'95 % interval of the mean' if many else 'min and max'}."
+    words = f"{caption_of_runs(arms)}; lines: {'95% interval of the mean' if many else 'min and max'}."
     if _common_baseline(arms) is not None:
         words += "\nDashed: baseline / e, if repeats were as useful as fresh examples."
     if any(arm["ratio_to_baseline"] is not None for arm in arms):
@@ -185,11 +185,11 @@ def caption_of_ends(arms: list[Arm], equal: Sequence[str] = ()) -> str:
     if any(arm.get("searched") for arm in arms):
         of = f"search{'es' * (runs != '1')} per arm, of each its best trial"
     alike = f"\nAlike in all arms: {', '.join(equal)}." if equal else ""
-    return f"Mean, min and max over {runs} {of}. Grey: those of {arms[0]['arm']}.{alike}"
+    return f"Mean, min and max over {runs} {of}. Gray: those of {arms[0]['arm']}.{alike}"
 
 
 def _alike(arms: list[Arm], key: str) -> bool:
-    """Return whether a number, such as ``steps``, differs by at most 1 % between all runs."""
+    """Return whether a number, such as ``steps``, differs by at most 1% between all runs."""
     ends = [arm[key][end] for arm in arms if arm.get(key) for end in ("min", "max")]
     return not ends or max(ends) <= 1.01 * min(ends)
 
@@ -199,7 +199,7 @@ def _with_losses(arm: Arm) -> str:
     return f"{readable(arm['arm'])} ({lost})" if lost else readable(arm["arm"])
 
 
-def colours(arms: list[Arm]) -> dict[str, str]:
+def colors(arms: list[Arm]) -> dict[str, str]:
     """Return each configuration's color by its echo variant, or by its method (``steps`` in ``e2_steps``)."""
     named = {(arm["echo_variant"], re.sub(r"_e[\d.]+$", "", arm["arm"])) for arm in arms}
     if len(named) == len({variant for variant, _ in named}) > 1:
@@ -235,4 +235,4 @@ def _draw_panel(axes: Axes, arms: list[Arm], key: str) -> None:
         _rows(axes, [], [arm["arm"].partition("_")[0] for arm in arms])
     for place, arm in enumerate(arms):
         if values := arm.get(key):
-            _dot(axes, place, values["mean"], (values["min"], values["max"]), colours(arms)[arm["arm"]])
+            _dot(axes, place, values["mean"], (values["min"], values["max"]), colors(arms)[arm["arm"]])

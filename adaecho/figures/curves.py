@@ -77,12 +77,12 @@ def _draw_costs(axes: Axes, arms: Sequence[Arm], plot: Plot, cost: str) -> None:
         line = sorted((arm for arm in shown if arm[plot.lines] == key), key=lambda arm: float(arm[plot.x]))
         x, of_line = [float(arm[plot.x]) for arm in line], [arm[cost] for arm in line]
         means = [one["mean"] for one in of_line]
-        name, colour, marker = look(plot.lines, key, position)
+        name, color, marker = look(plot.lines, key, position)
         bars = [[one["mean"] - one["min"] for one in of_line], [one["max"] - one["mean"] for one in of_line]]
-        axes.errorbar(x, means, bars, color=colour, marker=marker, markersize=4.5, capsize=3, label=name)
+        axes.errorbar(x, means, bars, color=color, marker=marker, markersize=4.5, capsize=3, label=name)
         ideal = [_ideal(arm, by_name.get(arm["baseline"]), cost) for arm in line]
         if any(value < mean for value, mean in zip(ideal, means, strict=True)):
-            axes.plot(x, ideal, color=colour, linestyle=(0, (4, 2)), linewidth=1.1)
+            axes.plot(x, ideal, color=color, linestyle=(0, (4, 2)), linewidth=1.1)
     values = sorted({float(arm[plot.x]) for arm in shown})
     if plot.x == "learning_rate" or (values and 0 < _WIDE * values[0] < values[-1]):
         axes.set_xscale("log", base=2)
@@ -114,7 +114,7 @@ def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float:
 
 _LEAST_ERROR = 1e-3  # smaller errors are drawn at this value, because a log axis has no zero
 _PANELS = 3  # number of panels in a row
-# Arms of the same colour are distinguished by these dashes.
+# Arms of the same color are distinguished by these dashes.
 _DASHES: Any = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 AS_FIG3 = Plot("echo_factor")
 COST = "fresh examples to the target"
@@ -193,14 +193,14 @@ def _draw_panel(
     arms = by_arm(sorted(curves, key=lambda curve: style.variant_order(curve["echo_variant"])))
     names = [looks[arm][0] for arm in arms]
     for position, (arm, of_arm) in enumerate(arms.items()):
-        name, colour, _ = looks[arm]
+        name, color, _ = looks[arm]
         x, mean, low, high = mean_and_band(of_arm, metric)
         if len(of_arm) > 1:
-            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
         dashes = _DASHES[names[:position].count(name) % len(_DASHES)]
         label = arm.replace("_", " ")
-        (line,) = axes.plot(x, mean, color=colour, linewidth=1.3, linestyle=dashes, label=label)
-        axes.plot(x[-1:], mean[-1:], "o", color=colour, markersize=4.5, clip_on=False, zorder=3)
+        (line,) = axes.plot(x, mean, color=color, linewidth=1.3, linestyle=dashes, label=label)
+        axes.plot(x[-1:], mean[-1:], "o", color=color, markersize=4.5, clip_on=False, zorder=3)
         handles.setdefault(name, line)  # the legend shows the first line, which is solid
     if len({*names}) < len(names) <= len(_DASHES):  # a longer legend would hide the curves
         axes.legend(fontsize=7.5, loc="upper right")

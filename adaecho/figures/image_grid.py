@@ -38,20 +38,20 @@ def grid(shown: Sequence[Shown], path: Path) -> None:
         axes = drawing.subplots(rows, columns, squeeze=False).flatten()
         for axis in axes:
             axis.set_axis_off()
-        for axis, (image, title, boxes, colour) in zip(axes, panels, strict=False):
+        for axis, (image, title, boxes, color) in zip(axes, panels, strict=False):
             axis.imshow(image.squeeze(), cmap="gray", interpolation="nearest")
             axis.set_title(title, fontsize=7)
             for box in boxes:
-                _draw(axis, box, colour)
+                _draw(axis, box, color)
 
 
-def _draw(axis: Axes, box: Box, colour: str) -> None:
+def _draw(axis: Axes, box: Box, color: str) -> None:
     (x1, y1, x2, y2), text = box
-    axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.2))
+    axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=color, linewidth=1.2))
     # Near the top of the image, a label above the box would be cut off, so it is written inside the box.
     below_border = y1 < 0.06 * axis.get_ylim()[0]
     axis.text(
         x1, y1, text, fontsize=5.5, color="white", clip_on=True,
         verticalalignment="top" if below_border else "bottom",
-        bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
+        bbox={"facecolor": color, "edgecolor": "none", "pad": 0.6},
     )  # fmt: skip

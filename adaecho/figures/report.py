@@ -63,7 +63,7 @@ def boundary_note(arms: list[Row]) -> str:
         for key, count in arm["at_edge"].items()
         if count
     ]
-    note = f"Best points in the outermost {100 * EDGE:g} % of an axis: {'; '.join(near) or 'none'}."
+    note = f"Best points in the outermost {100 * EDGE:g}% of an axis: {'; '.join(near) or 'none'}."
     return note if searched else ""
 
 

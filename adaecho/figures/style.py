@@ -13,8 +13,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from adaecho.records.files import atomic_file
 
-# The variants are in the paper's order. Okabe and Ito's colours can be distinguished with every kind of
-# colour vision, and in grey.
+# The variants are in the paper's order. Okabe and Ito's colors can be distinguished with every kind of
+# color vision, and in gray.
 VARIANTS = {
     "none": ("baseline", "#555555"),
     "batch": ("batch echoing", "#56B4E9"),
@@ -22,7 +22,7 @@ VARIANTS = {
     "example_before_augmentation": ("example echoing before augmentation", "#009E73"),
     "example": ("example echoing", "#009E73"),  # for tasks without augmentation
 }
-# Colours of other series. No variant has one of these colours, so that a colour has the same meaning in every
+# Colors of other series. No variant has one of these colors, so that a color has the same meaning in every
 # figure.
 SERIES = ("#0072B2", "#D55E00", "#CC79A7", "#7A5C00", "#5E3C99", "#000000")
 INK, MUTED, FAINT = "#222222", "#595959", "#8a8a8a"
@@ -61,16 +61,16 @@ def factor_order(factor: float | str) -> float:
 
 
 def target_words(metric: str, value: float | None) -> str:
-    """Describe a target in words, e.g. ``97 % validation accuracy``."""
+    """Describe a target in words, e.g. ``97% validation accuracy``."""
     name = f"validation {metric.replace('mAP_', 'mAP@').replace('_', ' ')}"
     if value is None:
         return name
-    return f"{100 * value:g} % {name}" if metric == "accuracy" else f"{name} of {value:g}"
+    return f"{100 * value:g}% {name}" if metric == "accuracy" else f"{name} of {value:g}"
 
 
 def per_cent(value: float, _: int = 0) -> str:
     """Format a fraction as a tick label in per cent."""
-    return f"{100 * value:.4g} %"
+    return f"{100 * value:.4g}%"
 
 
 def counts(axes: Axes, words: str, along: Literal["x", "y"]) -> None:

@@ -96,7 +96,7 @@ def _name(row: Row) -> str:
 
 
 def describe(rows: list[Row]) -> str:
-    """Return an experiment's title, e.g. ``fig3, digits: fresh examples to 97 % validation accuracy``."""
+    """Return an experiment's title, e.g. ``fig3, digits: fresh examples to 97% validation accuracy``."""
     first: dict[str, Any] = rows[0]
     name = _name(first)
     if without_target(rows):

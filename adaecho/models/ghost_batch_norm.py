@@ -46,7 +46,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         self.ghost_size, self.statistics = ghost_size, statistics
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise float [N, C, H, W]; the result has the same shape and memory layout."""
+        """Normalize float [N, C, H, W]; the result has the same shape and memory layout."""
         if not self.training:
             return super().forward(x)
         if not len(x) or len(x) % self.ghost_size:
@@ -60,12 +60,12 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         means, variances = (
             [x.new_zeros(self.num_features, dtype=torch.float32) for _ in parts] for _ in range(2)
         )
-        normalised = [
+        normalized = [
             functional.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
             for part, mean, variance in zip(parts, means, variances, strict=True)
         ]
         self._update(torch.stack(means), torch.stack(variances))
-        return torch.cat(normalised)
+        return torch.cat(normalized)
 
     @torch.no_grad()
     def _update(self, means: torch.Tensor, variances: torch.Tensor) -> None:

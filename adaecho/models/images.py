@@ -1,4 +1,4 @@
-"""Models of small images, and the layer that normalises the input of every image model."""
+"""Models of small images, and the layer that normalizes the input of every image model."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 
 
-class Normalise(nn.Module):
-    """Normalise each channel, ``(images - mean) / std``: uint8 [N, H, W, C] to float32 [N, C, H, W].
+class Normalize(nn.Module):
+    """Normalize each channel, ``(images - mean) / std``: uint8 [N, H, W, C] to float32 [N, C, H, W].
 
     Args:
         mean, std: mean and standard deviation of each channel, in pixel values.
@@ -72,7 +72,7 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
             in_channels = out_channels
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)]
     model = nn.Sequential(*layers)
-    model.apply(_initialise)
+    model.apply(_initialize)
     return model
 
 
@@ -111,7 +111,7 @@ def _conv_norm_relu(in_channels: int, channels: int) -> list[nn.Module]:
     return [_conv3x3(in_channels, channels), nn.BatchNorm2d(channels), nn.ReLU()]
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     """Draw weights from a normal distribution of variance 2 / fan_in, and set biases to zero.
 
     Source: He et al., "Delving Deep into Rectifiers", equation 10.

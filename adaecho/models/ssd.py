@@ -26,8 +26,8 @@ from torchvision.ops import batched_nms, box_iou
 
 Features = list[torch.Tensor]
 
-# Factors of the codes of centres and of log sizes. The paper's code divides by "variances" of 0.1 and 0.2.
-_CENTRE, _SIZE = 10.0, 5.0
+# Factors of the codes of centers and of log sizes. The paper's code divides by "variances" of 0.1 and 0.2.
+_CENTER, _SIZE = 10.0, 5.0
 _LEAST_OVERLAP = 0.5  # a default box matches a true box if their IoU is at least this
 _NEGATIVES_PER_POSITIVE = 3
 _CANDIDATES = 400  # number of boxes of each class that enter non-maximum suppression
@@ -129,7 +129,7 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
     steps = _STEPS_PIXELS if image_size == 300 else None
     boxes = DefaultBoxGenerator(_RATIOS, scales=_SCALES, steps=steps)
     for layer in extra:
-        layer.apply(_initialise)
+        layer.apply(_initialize)
     return SSD(FeatureMaps([stem, *extra]), _CHANNELS, boxes, num_classes=num_classes, image_size=image_size)
 
 
@@ -143,7 +143,7 @@ def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
     channels = (64, 64, 64)
     stem = nn.Sequential(_conv(3, 32, stride=2), _conv(32, 64, stride=2), _conv(64, 64))
     planes = FeatureMaps([stem, _shrink(64, 32, 64), _shrink(64, 32, 64)])
-    planes.apply(_initialise)
+    planes.apply(_initialize)
     boxes = DefaultBoxGenerator([[], [], []], scales=[0.15, 0.25, 0.42, 0.7])
     return SSD(planes, channels, boxes, num_classes=num_classes, image_size=image_size)
 
@@ -168,28 +168,28 @@ def _shrink(
     )
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def encode(boxes: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
-    """Encode boxes [..., A, 4] relative to default boxes [A, 4], as scaled centre offsets and log sizes."""
-    centre, size = _centre_and_size(boxes)
-    default_centre, default_size = _centre_and_size(default_boxes)
-    offset = _CENTRE * (centre - default_centre) / default_size
+    """Encode boxes [..., A, 4] relative to default boxes [A, 4], as scaled center offsets and log sizes."""
+    center, size = _center_and_size(boxes)
+    default_center, default_size = _center_and_size(default_boxes)
+    offset = _CENTER * (center - default_center) / default_size
     return torch.cat([offset, _SIZE * torch.log(size / default_size)], dim=-1)
 
 
 def decode(codes: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
     """Decode codes to boxes; this is the inverse of ``encode``."""
-    default_centre, default_size = _centre_and_size(default_boxes)
-    centre = codes[..., :2] / _CENTRE * default_size + default_centre
+    default_center, default_size = _center_and_size(default_boxes)
+    center = codes[..., :2] / _CENTER * default_size + default_center
     size = torch.exp((codes[..., 2:] / _SIZE).clamp(max=_LONGEST_LOG)) * default_size
-    return torch.cat([centre - size / 2, centre + size / 2], dim=-1)
+    return torch.cat([center - size / 2, center + size / 2], dim=-1)
 
 
-def _centre_and_size(boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _center_and_size(boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = boxes[..., :2], boxes[..., 2:]
     return (low + high) / 2, high - low
 
@@ -214,12 +214,12 @@ def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor
     overlap = overlap.masked_fill(~real[..., None], -1.0)
     best, matched = overlap.max(dim=1)
     matched = matched.masked_fill(best < _LEAST_OVERLAP, -1)
-    favourite = overlap.argmax(dim=2)
+    favorite = overlap.argmax(dim=2)
     # Add one default box, which the padding can claim.
     wanted = labels.new_full((number, num_default + 1), -1)
-    favourite = favourite.masked_fill(~real, num_default)
+    favorite = favorite.masked_fill(~real, num_default)
     rows = torch.arange(most, device=labels.device).expand(number, most)
-    wanted = wanted.scatter_reduce(1, favourite, rows, "amax")[:, :num_default]
+    wanted = wanted.scatter_reduce(1, favorite, rows, "amax")[:, :num_default]
     return torch.where(wanted >= 0, wanted, matched)
 
 

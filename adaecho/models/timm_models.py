@@ -17,7 +17,7 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
 
     Args:
         pretrained: a file for ``read_weights``; None for random weights. If the file has another number of
-            classes, the last layer is initialised randomly, with a warning.
+            classes, the last layer is initialized randomly, with a warning.
 
     Raises:
         ConfigError: timm has no such model, or the model does not accept images of that size.
@@ -40,7 +40,7 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
             f"({str(error).partition(chr(10))[0]}); choose another size or model"
         ) from error
     if weights is not None:
-        _initialise_last_layer(weights, model, num_classes, f"task.pretrained={pretrained}")
+        _initialize_last_layer(weights, model, num_classes, f"task.pretrained={pretrained}")
         # Load the weights as timm loads downloaded ones, so that position embeddings are resized to the image
         # size.
         overlay = {"state_dict": weights, "num_classes": num_classes, "label_offset": 0, "source": ""}
@@ -82,10 +82,10 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
     return weights
 
 
-_RUN_PREFIX = "1."  # task imagenet's model is nn.Sequential(Normalise, timm's model)
+_RUN_PREFIX = "1."  # task imagenet's model is nn.Sequential(Normalize, timm's model)
 
 
-def _initialise_last_layer(
+def _initialize_last_layer(
     weights: dict[str, torch.Tensor], model: nn.Module, num_classes: int, key: str
 ) -> None:
     """Use the model's random last layer if the weights have no last layer or one for different classes."""
@@ -97,7 +97,7 @@ def _initialise_last_layer(
     classes = [len(weights[name]) for name in fresh if name in weights]
     has = f"{classes[0]:,} classes" if classes else "no last layer"
     weights.update(fresh)
-    warn(f"{key}: has {has}, the data {num_classes:,}; {', '.join(heads)} is initialised")
+    warn(f"{key}: has {has}, the data {num_classes:,}; {', '.join(heads)} is initialized")
 
 
 def _size_argument(name: str, image_size: int) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _cost(row: Row, prefix: str, cost: str) -> float:
 
 def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
     """Return the keys ``ratio_*`` of ``outcome``, from the costs of an arm and of its baseline."""
-    # The ratio of geometric mean costs in fresh examples, and its 95 % confidence interval; null if unknown.
+    # The ratio of geometric mean costs in fresh examples, and its 95% confidence interval; null if unknown.
     unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
     missed = [[math.isinf(cost.high) for cost in costs] for costs in (ours, theirs)]
     if all(map(any, missed)) or any(map(all, missed)):
@@ -249,7 +249,7 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
         "missed": sum(row["to_target_fresh_examples"] is None for row in counted),  # number of trials
         "failed": sum(row["status"] == Status.FAILED for row in rows),  # number of trials
         **at_edge(reached),
-        # mean, min and max over the searches that reached the target (paper, Fig. 3), and the 95 % confidence
+        # mean, min and max over the searches that reached the target (paper, Fig. 3), and the 95% confidence
         # interval of the mean, from low to high
         **{cost: _spread_with_interval([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
     }
@@ -294,7 +294,7 @@ def num_best(arm: Row) -> int:
 
 
 def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
-    """Count how often the best value of each hyperparameter lies in the first or last 5 % of its range.
+    """Count how often the best value of each hyperparameter lies in the first or last 5% of its range.
 
     Args:
         best: the best trial of each search of one arm.

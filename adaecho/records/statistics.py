@@ -1,4 +1,4 @@
-"""Compare the costs of two configurations: ratio, standard error and 95 % confidence intervals."""
+"""Compare the costs of two configurations: ratio, standard error and 95% confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _CONFIDENCE = 0.95
 
 
 class Ratio(NamedTuple):
-    """The ratio of two geometric mean costs, and its 95 % confidence interval.
+    """The ratio of two geometric mean costs, and its 95% confidence interval.
 
     Attributes:
         value: the ratio. It is below 1 if the first configuration is cheaper.
@@ -36,7 +36,7 @@ class Noise(NamedTuple):
 
 
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Return the ratio of the geometric means of two lists of costs, with its 95 % confidence interval."""
+    """Return the ratio of the geometric means of two lists of costs, with its 95% confidence interval."""
     # Each list has at least one cost, and all costs are positive. The interval is Welch's t interval for the
     # logarithms of the costs.
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))  # [searches] each
@@ -71,7 +71,7 @@ def welch_noise(
 
 
 def difference_interval(difference: float, noise: Noise) -> tuple[float, float]:
-    """Return Student's 95 % t interval of a difference."""
+    """Return Student's 95% t interval of a difference."""
     from scipy import special  # slow to import, and training does not need it
 
     half = float(special.stdtrit(noise.freedom, (1 + _CONFIDENCE) / 2)) * noise.error

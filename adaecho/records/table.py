@@ -68,10 +68,10 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
     return [
         ("arm", _text("arm"), TERMINAL),
         ("fresh examples", _mean("fresh_examples", ",.0f"), TERMINAL),
-        # A terminal has room for only one of the columns "range" and "95 % interval".
+        # A terminal has room for only one of the columns "range" and "95% interval".
         ("range", lambda arm: _cost_range(arm, rows), PAGE if with_interval else TERMINAL),
         ("ratio", lambda arm: "-" if arm["ratio_to_baseline"] is None else ratio_words(arm), TERMINAL),
-        *([("95 % interval", ratio_interval, TERMINAL)] if with_interval else []),
+        *([("95% interval", ratio_interval, TERMINAL)] if with_interval else []),
         ("steps", _mean("steps", ",.0f"), TERMINAL),
         ("seconds", _mean("train_time_s", ",.1f"), TERMINAL),
         ("searches that reached", lambda arm: f"{arm['reached']} of {arm['searches']}", PAGE),
@@ -120,7 +120,7 @@ def _span(spread: dict[str, Any] | None, form: str) -> str:
 
 
 def ratio_interval(arm: Row) -> str:
-    """Format the 95 % confidence interval of an arm's cost ratio; ``-`` if there is none."""
+    """Format the 95% confidence interval of an arm's cost ratio; ``-`` if there is none."""
     return "-" if arm["ratio_low"] is None else f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"
 
 

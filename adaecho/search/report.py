@@ -28,7 +28,7 @@ _FIGURE = "fig3"  # prefix of the names of a sweep's figures
 _AT_END = "At the end of the budgets: mean over the best trials of the searches of each arm."
 _TO_TARGET = (
     "To the target: mean over the searches of each arm that reached it; ratio: geometric means of fresh "
-    "examples, arm / baseline, with 95 % interval; < and > are bounds."
+    "examples, arm / baseline, with 95% interval; < and > are bounds."
 )
 
 
@@ -197,7 +197,7 @@ def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
     axes = {arm.name: arm.axes for arm in design.arms}
     return [
         f"warning: {arm['arm']}: in {outer} of {num_best(arm)} searches the best {axis.key} lies in the "
-        f"outermost {100 * EDGE:g} % of interval({axis.low:g}, {axis.high:g}); widen the axis"
+        f"outermost {100 * EDGE:g}% of interval({axis.low:g}, {axis.high:g}); widen the axis"
         for arm in arms
         for axis in axes[arm["arm"]]
         if (outer := arm.get("at_edge", {}).get(axis.key))

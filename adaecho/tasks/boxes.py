@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from adaecho.transforms.photographs import Image, adjust_colours, resize
+from adaecho.transforms.photographs import Image, adjust_colors, resize
 
 Boxes = NDArray[np.float32]
 Window = tuple[float, float, float, float]
@@ -93,7 +93,7 @@ class SSDAugment:
         factors = np.where(chosen[:3], 1 + spans * rng.uniform(-1, 1, 3), 1.0).tolist()
         shift = self.hue * rng.uniform(-1, 1)
         if chosen[:3].any():
-            image = adjust_colours(image, *factors)
+            image = adjust_colors(image, *factors)
         return turn_hue(image, shift) if chosen[3] else image
 
     def _expand(self, height: int, width: int, rng: np.random.Generator) -> Window:

@@ -13,13 +13,13 @@ from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets import cifar10 as storage
-from adaecho.datasets.labelled_images import open_shards, read_shards
+from adaecho.datasets.labeled_images import open_shards, read_shards
 from adaecho.datasets.split import first_of, refuse_number, train_validation_split
 from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, ExampleError
-from adaecho.models.images import Normalise, cifar_resnet
+from adaecho.models.images import Normalize, cifar_resnet
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import DecodeLabelled, classifier, predictions_in_memory
+from adaecho.tasks.images import DecodeLabeled, classifier, predictions_in_memory
 from adaecho.tasks.options import Cifar10Options as Options
 from adaecho.transforms.small_images import Images, PadCropFlip
 
@@ -38,8 +38,8 @@ def build(config: Config, options: Options) -> Task:
     held_out = {name: array[: config.evaluate.max_examples] for name, array in validation.items()}
 
     def build_model() -> nn.Module:
-        normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
-        return nn.Sequential(normalise, cifar_resnet(options.depth, storage.NUM_CLASSES, options.channels))
+        normalize = Normalize(MEAN, STD, channels_last=config.channels_last)
+        return nn.Sequential(normalize, cifar_resnet(options.depth, storage.NUM_CLASSES, options.channels))
 
     def read(split: Split) -> Images:
         return held_out if split == "validation" else read_test()
@@ -113,8 +113,8 @@ def _streamed(config: Config, options: Options) -> dict[str, Any]:
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
-    """Decode an example to ``image``, uint8 [32, 32, 3], and ``label`` (see ``DecodeLabelled``)."""
-    decoded = DecodeLabelled(storage.NUM_CLASSES)(example)
+    """Decode an example to ``image``, uint8 [32, 32, 3], and ``label`` (see ``DecodeLabeled``)."""
+    decoded = DecodeLabeled(storage.NUM_CLASSES)(example)
     height, width, _ = decoded["image"].shape
     if (height, width) != (storage.SIDE, storage.SIDE):
         raise ExampleError(f"the image has {height}x{width} pixels, expected {storage.SIDE}x{storage.SIDE}")

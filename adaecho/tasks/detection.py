@@ -18,7 +18,7 @@ from adaecho.datasets.scenes import SIDE, make_scenes
 from adaecho.datasets.split import refuse_number, split_indices
 from adaecho.datasets.storage import BadExampleBudget
 from adaecho.errors import ConfigError, DataError, about_one_example
-from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalize
 from adaecho.models.ssd import SSD, Detections, detect, multibox_loss, small_ssd, ssd_resnet34
 from adaecho.ranks import SINGLE_PROCESS, DistributedContext
 from adaecho.tasks.average_precision import AveragePrecision, Found
@@ -118,10 +118,10 @@ class Detector(nn.Module):
 
     def __init__(self, ssd: SSD, *, channels_last: bool) -> None:
         super().__init__()
-        self.normalise, self.ssd = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=channels_last), ssd
+        self.normalize, self.ssd = Normalize(IMAGENET_MEAN, IMAGENET_STD, channels_last=channels_last), ssd
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits, codes = self.ssd(self.normalise(images))
+        logits, codes = self.ssd(self.normalize(images))
         return logits, codes, self.ssd.boxes
 
 

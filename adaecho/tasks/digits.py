@@ -13,7 +13,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets.split import first_of, train_validation_split
 from adaecho.errors import ConfigError, DataError
-from adaecho.models.images import Normalise, small_conv, small_mlp
+from adaecho.models.images import Normalize, small_conv, small_mlp
 from adaecho.tasks.base import Task
 from adaecho.tasks.images import classifier, predictions_in_memory
 from adaecho.tasks.options import DigitsOptions as Options
@@ -34,8 +34,8 @@ def build(config: Config, options: Options) -> Task:
     validation = {name: array[: config.evaluate.max_examples] for name, array in validation.items()}
 
     def build_model() -> nn.Module:
-        normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
-        return nn.Sequential(normalise, MODELS[options.model](NUM_CLASSES))
+        normalize = Normalize([0.0], [BRIGHTEST], channels_last=config.channels_last)
+        return nn.Sequential(normalize, MODELS[options.model](NUM_CLASSES))
 
     down, across = (PadCropFlip(1, flip=False, horizontal=h, vertical=not h) for h in (False, True))
     return classifier(

@@ -1,6 +1,6 @@
 """The task imagenet: classify ImageNet's images with ResNet-50 (paper, Table 1).
 
-The task also works with other labelled images and with any classifier of the library timm. As in the paper,
+The task also works with other labeled images and with any classifier of the library timm. As in the paper,
 images are randomly resized, cropped, flipped and distorted in color.
 """
 
@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.labelled_images import LabelledImages, find_both
+from adaecho.datasets.labeled_images import LabeledImages, find_both
 from adaecho.datasets.split import Subset, refuse_number, split_indices
 from adaecho.errors import DataError
-from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from adaecho.models.images import IMAGENET_MEAN, IMAGENET_STD, Normalize
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import DistributedContext
 from adaecho.shards import TarShards
 from adaecho.tasks.base import Split, Task, digest_of_classes
-from adaecho.tasks.images import DecodeLabelled, EvaluationBatches, Prediction, classifier
+from adaecho.tasks.images import DecodeLabeled, EvaluationBatches, Prediction, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
 from adaecho.transforms.photographs import CenterCrop, RandomResizedCrop
 from adaecho.transforms.small_images import PadCropFlip
@@ -50,14 +50,14 @@ def build(config: Config, options: Options) -> Task:
         antialias=options.antialias,
     )
     crop = CenterCrop(options.image_size, antialias=options.antialias)
-    decode = DecodeLabelled(num_classes)
+    decode = DecodeLabeled(num_classes)
     decode_to_crop = decode.for_augment(crop)
     batches = EvaluationBatches(held_out, lambda example: crop(decode_to_crop(example)), config)
 
     def build_model() -> nn.Module:
         model = timm_model(options.model, num_classes, options.image_size, options.pretrained)
-        normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
-        return nn.Sequential(normalise, options.with_ghosts(model))
+        normalize = Normalize(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
+        return nn.Sequential(normalize, options.with_ghosts(model))
 
     def predictions(
         model: nn.Module, _: Split, device: torch.device, ranks: DistributedContext
@@ -87,7 +87,7 @@ def build(config: Config, options: Options) -> Task:
     )
 
 
-def _split(config: Config, train: LabelledImages, validation: LabelledImages | None) -> tuple[Any, Any]:
+def _split(config: Config, train: LabeledImages, validation: LabeledImages | None) -> tuple[Any, Any]:
     """Return the training images and at most ``evaluate.max_examples`` validation images."""
     path, most = str(config.data.path), config.evaluate.max_examples
     number, seed = config.data.validation_examples, config.data.split_seed

@@ -33,8 +33,8 @@ _FIELDS = ("jpg", "jpeg", "png", "webp")  # file extensions of images in tar sha
 
 
 @dataclass(frozen=True)
-class DecodeLabelled:
-    """A ``decode`` function for labelled images, from tar shards as well as from files and tables.
+class DecodeLabeled:
+    """A ``decode`` function for labeled images, from tar shards as well as from files and tables.
 
     It returns a dict of ``image``, uint8 [H, W, 3], and ``label``, int64 from 0 to ``num_classes`` - 1.
     """
@@ -59,7 +59,7 @@ class DecodeLabelled:
             raise ValueError(f"its label {label} is not one of 0 to {self.num_classes - 1}")
         return {"image": self.decode(image), "label": np.int64(label)}
 
-    def for_augment(self, augment: Any) -> "DecodeLabelled":
+    def for_augment(self, augment: Any) -> "DecodeLabeled":
         """Return a faster decoder, which decodes only as much of an image as ``augment`` needs."""
         return replace(self, decode=decoder_for(augment, "image"))
 

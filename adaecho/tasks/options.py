@@ -190,7 +190,7 @@ class ImagenetOptions(GhostOptions):
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
         """Return the number of images, without decoding them."""
-        from adaecho.datasets.labelled_images import find_both
+        from adaecho.datasets.labeled_images import find_both
 
         train, validation = find_both(path, plain["validation_path"])
         source = train.source

@@ -37,8 +37,8 @@ cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 Image = NDArray[np.uint8]
 """uint8 [height, width, 3], with the channels in the order red, green, blue."""
 
-# The weights of red, green and blue in a grey value, from ITU-R BT.601 as in Pillow and torchvision.
-GREY = (0.299, 0.587, 0.114)
+# The weights of red, green and blue in a gray value, from ITU-R BT.601 as in Pillow and torchvision.
+GRAY = (0.299, 0.587, 0.114)
 
 _TURNED = cv2.IMREAD_COLOR_RGB
 _AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
@@ -212,7 +212,7 @@ class RandomResizedCrop:
         crop = resize(image[top : top + height, left : left + width], self.size, self.antialias)
         spreads = (self.brightness, self.contrast, self.saturation)
         if any(spreads):
-            crop = adjust_colours(
+            crop = adjust_colors(
                 crop, *(1 + s * (2 * u - 1) for s, u in zip(spreads, drawn[3:6], strict=True))
             )
         if self.flip and drawn[2] < 0.5:
@@ -292,11 +292,11 @@ def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
     return np.ascontiguousarray(resized.numpy()[0].transpose(1, 2, 0))
 
 
-def adjust_colours(image: Image, brightness: float, contrast: float, saturation: float) -> Image:
+def adjust_colors(image: Image, brightness: float, contrast: float, saturation: float) -> Image:
     """Scale brightness, contrast and saturation by factors, with the formula in ``RandomResizedCrop``."""
-    mean_grey = sum(weight * mean for weight, mean in zip(GREY, cv2.mean(image), strict=False))
-    red, green, blue = (brightness * contrast * (1 - saturation) * weight for weight in GREY)
-    own, offset = brightness * contrast * saturation, brightness * (1 - contrast) * mean_grey
+    mean_gray = sum(weight * mean for weight, mean in zip(GRAY, cv2.mean(image), strict=False))
+    red, green, blue = (brightness * contrast * (1 - saturation) * weight for weight in GRAY)
+    own, offset = brightness * contrast * saturation, brightness * (1 - contrast) * mean_gray
     matrix = np.tile([red, green, blue, offset], (3, 1)) + own * np.eye(3, 4)
     return np.asarray(cv2.transform(image, matrix), np.uint8)
 

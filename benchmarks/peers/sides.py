@@ -167,7 +167,7 @@ def _noise(height: int, width: int, rng: np.random.Generator) -> NDArray[np.uint
     phases = np.exp(2j * np.pi * rng.random((4, *frequency.shape)))
     fields = np.fft.irfft2(amplitude * phases, s=(height, width))
     fields /= fields.std(axis=(1, 2), keepdims=True)
-    # Mix a common field into all channels, because the colours of a photograph vary together.
+    # Mix a common field into all channels, because the colors of a photograph vary together.
     channels = np.moveaxis(fields[0] + 0.35 * fields[1:], 0, -1)
     return np.clip(120 + 50 * channels, 0, 255).astype(np.uint8)
 

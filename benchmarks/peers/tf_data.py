@@ -50,9 +50,9 @@ def augment_jpeg(content: Any) -> Any:
     image = tf.image.decode_and_crop_jpeg(content, tf.concat([corner[:2], size[:2]], 0), channels=3)
     image = tf.image.random_flip_left_right(tf.image.resize(image, [sides.SIZE] * 2))
     brightness, contrast, saturation = tf.unstack(tf.random.uniform([3], 1 - sides.JITTER, 1 + sides.JITTER))
-    grey = tf.constant([0.299, 0.587, 0.114])
-    mean = tf.tensordot(tf.reduce_mean(image, [0, 1]), grey, 1)
-    matrix = brightness * contrast * (saturation * tf.eye(3) + (1 - saturation) * grey[:, None])
+    gray = tf.constant([0.299, 0.587, 0.114])
+    mean = tf.tensordot(tf.reduce_mean(image, [0, 1]), gray, 1)
+    matrix = brightness * contrast * (saturation * tf.eye(3) + (1 - saturation) * gray[:, None])
     image = tf.matmul(tf.reshape(image, [-1, 3]), matrix) + brightness * (1 - contrast) * mean
     return tf.cast(tf.clip_by_value(tf.reshape(image, [sides.SIZE, sides.SIZE, 3]), 0, 255), tf.uint8)
 

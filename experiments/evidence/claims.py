@@ -32,7 +32,7 @@ CLAIMS = (
           "fig3", "example_before_e2", "example_after_e2"),
     Claim("time_saves", "3.2", "where reading takes longer than five steps, echoing at e = 5 takes less time",
           "fig4", "e5", "e1", cost="train_time_s"),
-    Claim("time_follows_fresh", "3.2", "a fresh example takes at most 3 % more time at e = 5 than at e = 1",
+    Claim("time_follows_fresh", "3.2", "a fresh example takes at most 3% more time at e = 5 than at e = 1",
           "fig4", "e5", "e1", cost="s_per_fresh_example", excess=0.03),
     Claim("large_factor_saves", "3.3", "even e = 16 needs fewer fresh examples than the baseline",
           "fig5", "e16", "e1"),

@@ -7,7 +7,7 @@ search is the number of fresh examples, steps or seconds to the target.
   corrects the p values for the number of claims of a task. A permutation test (``significance.cheaper_p``) is
   reported too.
 * A claim of no harm holds if the interval of the difference of metrics lies above minus the margin.
-* A claim with an excess holds if the 95 % interval of the ratio of costs ends below 1 plus the excess.
+* A claim with an excess holds if the 95% interval of the ratio of costs ends below 1 plus the excess.
 
 A cost may be known only up to bounds (see ``readings``). A claim holds only if it holds at the least
 favorable ends of all bounds. It fails only if it fails at the most favorable ends. The noise between searches
@@ -234,13 +234,13 @@ def _compare(absent: Decision, pair: _Pair) -> Decision:
     """Decide one claim. Holm's method may later correct the p value and the verdict."""
     claim, noise = absent.claim, pair.noise
     against = _difference(pair.ours, pair.theirs)
-    in_favour = -_difference(pair.theirs, pair.ours)
+    in_favor = -_difference(pair.theirs, pair.ours)
     effect, reached = _effect(claim, against, noise), None if claim.no_harm else _reached(pair)
-    found = replace(absent, verdict=OPEN, effect=effect, difference=(in_favour, against), reached=reached)
+    found = replace(absent, verdict=OPEN, effect=effect, difference=(in_favor, against), reached=reached)
     if noise is None or (noise.error == 0 and claim.no_harm):
         return found
     most = MARGIN if claim.no_harm else math.log1p(claim.excess or 0)
-    if difference_interval(in_favour, noise)[0] > most:
+    if difference_interval(in_favor, noise)[0] > most:
         found = replace(found, verdict=FAILS)
     if claim.no_harm or claim.excess is not None:
         return replace(found, verdict=HOLDS) if difference_interval(against, noise)[1] < most else found

@@ -46,7 +46,7 @@ def of_experiments(decisions: Sequence[Decision], tables: Tables, results: Path)
     before = read_json(path)["verdicts"] if path.exists() else []
     earlier = {(one["claim"], one["task"]): one["verdict"] for one in before}
     headings = (
-        "claim", "effect", "95 % interval", "rerun interval", "p", "rank p", f"power at {SAVING}", "verdict",
+        "claim", "effect", "95% interval", "rerun interval", "p", "rank p", f"power at {SAVING}", "verdict",
         "verdict before", "fails in",
     )  # fmt: skip
     parts = []
@@ -82,7 +82,7 @@ def _claim_row(one: Decision, before: str) -> Cells:
         interval_words(_prediction_interval(one.effect, one.claim.no_harm), form),
         p,
         "-" if one.permutation_p is None else f"{one.permutation_p:.2g}",
-        "-" if one.power is None else f"{100 * one.power:.0f} %",
+        "-" if one.power is None else f"{100 * one.power:.0f}%",
         one.verdict,
         before,
         "-" if one.verdict == OPEN else turned,
@@ -97,7 +97,7 @@ def interval_words(ratio: Ratio, form: str) -> str:
 
 
 def _prediction_interval(effect: Ratio, is_difference: bool) -> Ratio:
-    """Return the interval in which a rerun of the experiment would find the effect with 95 % probability."""
+    """Return the interval in which a rerun of the experiment would find the effect with 95% probability."""
     # The rerun is as noisy as the experiment. The prediction interval is therefore sqrt(2) times as wide as
     # the confidence interval. For ratios, this holds for the logs.
     if effect.low is None or effect.high is None:

@@ -27,14 +27,14 @@ def draw_time_ratios(record: Mapping[str, Any], path: Path, title: str) -> None:
     Args:
         record: the JSON file that ``experiments.fig4.predicted_time`` writes.
     """
-    colours = dict(zip(sorted({row["e"] for row in record["rows"]}), SERIES, strict=False))
+    colors = dict(zip(sorted({row["e"] for row in record["rows"]}), SERIES, strict=False))
     with figure(3.4, path, title) as drawing:
         axes = drawing.subplots()
         axes.axhspan(1 - WITHIN, 1 + WITHIN, color=BAND, zorder=0)
         axes.axhline(1, color=MUTED, linewidth=0.8)
         for row in record["rows"]:
             at = row["predicted_s"], row["measured_over_predicted"]
-            axes.plot(*at, _MARKERS[row["task"]], color=colours[row["e"]], markersize=6)
+            axes.plot(*at, _MARKERS[row["task"]], color=colors[row["e"]], markersize=6)
         axes.set_xscale("log", base=2)
         axes.set_xticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"])
         axes.set_xlabel("predicted seconds to the target")
@@ -44,10 +44,8 @@ def draw_time_ratios(record: Mapping[str, Any], path: Path, title: str) -> None:
             Line2D([], [], color=INK, marker=marker, linestyle="", label=task)
             for task, marker in _MARKERS.items()
         ]
-        names += [
-            Line2D([], [], color=colour, linewidth=3, label=f"e = {e}") for e, colour in colours.items()
-        ]
-        names.append(Patch(color=BAND, label="within 10 %, the rule"))
+        names += [Line2D([], [], color=color, linewidth=3, label=f"e = {e}") for e, color in colors.items()]
+        names.append(Patch(color=BAND, label="within 10%, the rule"))
         drawing.legend(handles=names, loc="outside lower left", ncols=6)
 
 
@@ -59,7 +57,7 @@ def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
         of_task = [row for row in rows if row["task"] == task]
         inside = sum(abs(row["measured_over_predicted"] - 1) <= WITHIN for row in of_task)
         word = "holds" if inside == len(of_task) else "does not hold"
-        verdicts.append(f"{task}: {word}, {inside} of {len(of_task)} cells within {100 * WITHIN:.0f} %")
+        verdicts.append(f"{task}: {word}, {inside} of {len(of_task)} cells within {100 * WITHIN:.0f}%")
     forms = {"task": "", "R": "g", "e": "", "predicted_s": ".1f", "measured_s": ".1f"}
     forms["measured_over_predicted"] = ".2f"
     cells = [tuple(format(row[key], form) for key, form in forms.items()) for row in rows]

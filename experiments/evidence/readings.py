@@ -99,7 +99,7 @@ def easier(metric: str, target: float, step: int, chance: float | None = None) -
     if metric in LESS_IS_BETTER:
         value = target + _EASIER_LOSS * step
         return value if chance is None or value < chance - _ROUNDING else None
-    # Each step adds half of the original error: 90 % becomes 85 % at step 1, and 80 % at step 2.
+    # Each step adds half of the original error: 90% becomes 85% at step 1, and 80% at step 2.
     value = 1 - (1 - target) * (1 + step / 2)
     return value if value > (chance or 0) + _ROUNDING else None
 

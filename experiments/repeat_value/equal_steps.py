@@ -161,7 +161,7 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
 
     Args:
         above, below: values of the same runs, [runs].
-        level: level of the test, e.g. 0.05 for a 95 % interval.
+        level: level of the test, e.g. 0.05 for a 95% interval.
 
     Returns:
         None if a value is not finite, or if the mean of ``below`` is not significantly above 0.
@@ -274,13 +274,13 @@ def _correlation_terms(signal: Numbers, worth: Numbers) -> Numbers:
     # Both arguments are [runs, checkpoints]. Element [i, j] combines the signal-to-noise ratio of run i with
     # the value of a repeat in run j, averaged over checkpoints.
 
-    def standardised(values: Numbers) -> Numbers:
+    def standardized(values: Numbers) -> Numbers:
         ranks = stats.rankdata(values, axis=0)
         ranks = ranks - ranks.mean(0)
         scaled: Numbers = ranks / np.sqrt((ranks**2).sum(0))
         return scaled
 
-    products: Numbers = standardised(signal) @ standardised(worth).T / signal.shape[1]
+    products: Numbers = standardized(signal) @ standardized(worth).T / signal.shape[1]
     return products
 
 

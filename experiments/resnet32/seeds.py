@@ -117,21 +117,21 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cost_table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of the fresh examples to 91 % accuracy, and the ratio to the baseline."""
+    """Return a Markdown table of the fresh examples to 91% accuracy, and the ratio to the baseline."""
     costs, seeds = by_arm(rows, "to_91")
     lines = []
     for arm, of_seeds in costs.items():
         cells = (f"{cost:,.0f}" if (cost := of_seeds.get(seed)) else "missed" for seed in seeds)
         pairs = [(of_seeds.get(seed), costs["baseline"].get(seed)) for seed in seeds]
         lines.append((arm, *cells, *cost_verdict(pairs)))
-    headings = ("to 91 %", *(f"seed {seed + 1}" for seed in seeds), "of the baseline's", "by the rule")
+    headings = ("to 91%", *(f"seed {seed + 1}" for seed in seeds), "of the baseline's", "by the rule")
     return markdown_table(headings, lines)
 
 
 def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[str, str]:
     """Return the ratio of a configuration's costs to the baseline's, and the verdict, both as text.
 
-    The ratio is a geometric mean with a 95 % interval. The verdict is "fewer" or "more" if the whole interval
+    The ratio is a geometric mean with a 95% interval. The verdict is "fewer" or "more" if the whole interval
     lies below or above 1. If a run missed the target, there is no ratio.
 
     Args:

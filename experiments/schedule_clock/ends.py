@@ -1,7 +1,7 @@
-"""Estimate how many fresh examples training must read to reach 80 % accuracy at the end of its schedule.
+"""Estimate how many fresh examples training must read to reach 80% accuracy at the end of its schedule.
 
 The learning rate of each run decays over all N steps of the run. A line, fitted to the final accuracies of
-runs with different N, shows which N gives 80 %. With the echoing factor e, training uses each example e
+runs with different N, shows which N gives 80%. With the echoing factor e, training uses each example e
 times, so N steps read N / e batches. README.md has the decision rule.
 
 Run: ``python -m experiments.schedule_clock.ends``
@@ -39,7 +39,7 @@ class Ratio(NamedTuple):
     """How many examples training reads with echoing, relative to training without echoing."""
 
     ratio: float | None
-    low: float | None  # 95 % confidence interval
+    low: float | None  # 95% confidence interval
     high: float | None
     verdict: str  # saves, costs more, or not decided
 
@@ -99,7 +99,7 @@ def table(rows: Sequence[Row]) -> str:
         of_costs.append((f"{factor}", *cells, words, found.verdict))
     of_costs[0] = (*of_costs[0][:3], "-", "-")
     headings = ("e", "N", *(f"seed {seed + 1}" for seed in seeds), "mean")
-    costs = ("e", "N at 80 %", "fresh examples", "ratio", "by the rule")
+    costs = ("e", "N at 80%", "fresh examples", "ratio", "by the rule")
     return f"{markdown_table(headings, of_ends)}\n\n{markdown_table(costs, of_costs)}"
 
 

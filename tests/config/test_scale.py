@@ -18,7 +18,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.options import CocoOptions, TextOptions
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.files import coco, encoded, write_coco, write_labelled
+from tests.datasets.files import coco, encoded, write_coco, write_labeled
 from tests.tasks.test_imagenet import TINY
 
 
@@ -83,7 +83,7 @@ def test_documents_are_held_out_and_blocks_are_trained_on() -> None:
 
 
 def test_the_config_holds_numbers_and_what_is_typed_wins(compose_config: Compose, tmp_path: Path) -> None:
-    write_labelled("folders", tmp_path / "data")
+    write_labeled("folders", tmp_path / "data")
     images = len([file for file in (tmp_path / "data" / "train").rglob("*") if file.is_file()])
     typed = ("task=imagenet", "scale=images", f"data.path={tmp_path / 'data'}")
     config = compose_config(*typed)

@@ -100,7 +100,7 @@ def write_tar(file: Path, members: list[tuple[str, bytes]], **options: Any) -> N
             archive.addfile(member, io.BytesIO(content))
 
 
-def write_labelled(layout: str, top: Path) -> None:
+def write_labeled(layout: str, top: Path) -> None:
     """Nine training and three validation images of three classes as parquet, folders or tar."""
     if layout == "folders":
         write_folders(top, {"train": range(9), "val": range(9, 12)})

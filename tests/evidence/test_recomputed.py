@@ -28,7 +28,7 @@ CLAIMS = {
     "example echoing (after augmentation) needs": ("fig3", "example_after_e2", "batch_e2", "fresh"),
     "echoing before augmentation needs fewer": ("fig3", "example_before_e2", "example_after_e2", "fresh"),
     "where reading takes longer": ("fig4", "e5", "e1", "seconds"),
-    "a fresh example takes at most 3 % more": ("fig4", "e5", "e1", "rate"),
+    "a fresh example takes at most 3% more": ("fig4", "e5", "e1", "rate"),
     "even e = 16 needs fewer": ("fig5", "e16", "e1", "fresh"),
     "batch echoing needs fewer with repeated": ("fig7a", "batch_e2_buffer16", "batch_e2_buffer0", "fresh"),
     "example echoing needs fewer with a larger":

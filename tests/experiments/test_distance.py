@@ -56,8 +56,8 @@ def test_a_recorded_outcome_equals_an_independent_recomputation(record: Path) ->
         expected = worth.mean(), worth.mean() - half, worth.mean() + half
         assert (by_arm[arm]["worth"], by_arm[arm]["low"], by_arm[arm]["high"]) == pytest.approx(expected)
     at = np.log2([64, 256, 1024, 4096, 8192])
-    centred = at - at.mean()
-    slopes = centred @ np.array([worths[arm] for arm in list(worths)[1:]]) / (centred @ centred)
+    centered = at - at.mean()
+    slopes = centered @ np.array([worths[arm] for arm in list(worths)[1:]]) / (centered @ centered)
     low, high = stats.t.interval(1 - 0.05 / 3, len(slopes) - 1, slopes.mean(), stats.sem(slopes))
     (slope,) = [row for row in outcome if row.get("rule") == "slope"]
     assert (slope["slope"], slope["low"], slope["high"]) == pytest.approx((slopes.mean(), low, high))

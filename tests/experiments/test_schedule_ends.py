@@ -15,7 +15,7 @@ STEPS = {1: (5500, 6000, 6500), 2: (7500, 8000, 9000), 4: (8000, 9000, 12000)}
 
 
 def rows(costs: dict[int, float], seeds: int = 5, spread: float = 0.0) -> list[dict[str, float]]:
-    """Ends on a line with 80 % at the cost; the seed moves the line at e > 1."""
+    """Ends on a line with 80% at the cost; the seed moves the line at e > 1."""
     return [
         {
             "echo_factor": factor, "steps": steps, "seed": seed, "repeat": seed,

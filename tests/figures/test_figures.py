@@ -115,9 +115,9 @@ def test_the_report_names_best_points_at_the_end_of_an_axis():
         {"arm": "b", "runs": 3, "at_edge": {"optimizer.momentum": 0}},
     ]
     assert boundary_note(arms) == (
-        "Best points in the outermost 5 % of an axis: a: optimizer.momentum in 2 of 5 searches."
+        "Best points in the outermost 5% of an axis: a: optimizer.momentum in 2 of 5 searches."
     )
-    assert boundary_note(arms[1:]) == "Best points in the outermost 5 % of an axis: none."
+    assert boundary_note(arms[1:]) == "Best points in the outermost 5% of an axis: none."
     assert boundary_note([{"arm": "no search"}]) == ""
 
 
@@ -212,7 +212,7 @@ def test_figures_and_report_repeat_byte_for_byte_and_keep_the_users_settings(rep
 def test_the_report_has_table_figures_pictures_and_command(report):
     text = (report / "figures" / "report.md").read_text()
     assert "| baseline | 9,000 | 8,000 to 10,000 | 1.00 | - | 281 | 9.0 | 2 of 2 | 4 | 0 | 0 | 0 |" in text
-    assert "![quickstart, digits: fresh examples to 97 % validation accuracy](quickstart_digits.png)" in text
+    assert "![quickstart, digits: fresh examples to 97% validation accuracy](quickstart_digits.png)" in text
     assert "python -m adaecho.run -m x=<1>" in text
     assert "](../quickstart/digits/boxes.jpg)" in text
 
@@ -236,7 +236,7 @@ def test_a_sweep_has_its_figures_in_its_folder(tmp_path):
 
 
 def test_a_sweep_over_tasks_has_a_figure_of_each_metric(tmp_path, drawn):
-    """A cross entropy drawn as accuracy shows an error of 0.1 % or less."""
+    """A cross entropy drawn as accuracy shows an error of 0.1% or less."""
     ended = {"fresh_examples": 160, "target_value": None, "final_accuracy": 0.9}
     rows = [{**row, **ended} for row in rows_of("digits", "none", 1, [None], trials=1)]
     of_text = {"task": "small_text", "target_metric": "cross_entropy", "final_cross_entropy": 5.9}

@@ -58,12 +58,12 @@ def test_a_block_adds_its_branch_before_the_last_relu() -> None:
     block = BasicBlock(4, 8)  # in training mode: statistics of the batch
     x = torch.randn(3, 4, 6, 6)
 
-    def normalised(y: torch.Tensor) -> torch.Tensor:
+    def normalized(y: torch.Tensor) -> torch.Tensor:
         mean, variance = y.mean((0, 2, 3), keepdim=True), y.var((0, 2, 3), unbiased=False, keepdim=True)
         return (y - mean) / torch.sqrt(variance + 1e-5)
 
-    inner = normalised(nn.functional.conv2d(x, block.conv1.weight, stride=2, padding=1)).relu()
-    branch = normalised(nn.functional.conv2d(inner, block.conv2.weight, padding=1))
+    inner = normalized(nn.functional.conv2d(x, block.conv1.weight, stride=2, padding=1)).relu()
+    branch = normalized(nn.functional.conv2d(inner, block.conv2.weight, padding=1))
     torch.testing.assert_close(block(x), (branch + _slow_shortcut(x, 8)).relu())
 
 

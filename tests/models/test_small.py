@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from adaecho.models.images import Normalise, small_conv
+from adaecho.models.images import Normalize, small_conv
 
 
-def test_small_conv_is_two_normalised_convolutions_pooling_and_a_linear_layer() -> None:
+def test_small_conv_is_two_normalized_convolutions_pooling_and_a_linear_layer() -> None:
     torch.manual_seed(0)
     model = small_conv(5).eval()  # running statistics 0 and 1: batch norm only divides by sqrt(1 + 1e-5)
     x = torch.randn(3, 1, 8, 8)
@@ -20,11 +20,11 @@ def test_small_conv_is_two_normalised_convolutions_pooling_and_a_linear_layer() 
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pixels_become_normalised_floats_in_the_chosen_memory_format(channels_last: bool) -> None:
+def test_pixels_become_normalized_floats_in_the_chosen_memory_format(channels_last: bool) -> None:
     pixels = torch.tensor([[[[0, 100], [50, 200]]] * 2], dtype=torch.uint8)  # [1, 2, 2, 2]
-    normalise = Normalise([50.0, 100.0], [25.0, 10.0], channels_last=channels_last)
-    planes = normalise(pixels)
+    normalize = Normalize([50.0, 100.0], [25.0, 10.0], channels_last=channels_last)
+    planes = normalize(pixels)
     torch.testing.assert_close(planes, torch.tensor([[[[-2.0, 0.0]] * 2, [[0.0, 10.0]] * 2]]))
     assert planes.is_contiguous(memory_format=torch.channels_last) == channels_last
     assert planes.is_contiguous() == (not channels_last)
-    assert not normalise.state_dict(), "a checkpoint holds no constants"
+    assert not normalize.state_dict(), "a checkpoint holds no constants"

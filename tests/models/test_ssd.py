@@ -37,7 +37,7 @@ def test_the_small_one_predicts_all_its_boxes_and_every_parameter_learns() -> No
 
 @pytest.mark.parametrize("size", [64, 96, 128, 160, 300])
 def test_no_convolution_strides_over_a_plane_of_one_pixel(size: int) -> None:
-    """Its gradient in bfloat16 is uninitialised memory on CPUs (torch 2.15)."""
+    """Its gradient in bfloat16 is uninitialized memory on CPUs (torch 2.15)."""
     model = ssd_resnet34(num_classes=3, image_size=size).eval()
     strided = []
 

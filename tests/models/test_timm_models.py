@@ -76,7 +76,7 @@ def test_another_number_of_classes_gets_a_new_last_layer_and_a_line(
     assert loaded.pop("fc.bias").shape == (3,)
     assert equal(loaded, {name: value for name, value in saved.items() if not name.startswith("fc.")})
     has = "no last layer" if headless else "1,000 classes"
-    warning = f"warning: task.pretrained={file}: has {has}, the data 3; fc is initialised"
+    warning = f"warning: task.pretrained={file}: has {has}, the data 3; fc is initialized"
     assert warning in capsys.readouterr().err.splitlines()
     assert model.training
 

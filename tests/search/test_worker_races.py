@@ -19,11 +19,11 @@ from tests.search import stub
 from tests.search.stub import run_trial as stub_trial
 
 
-def _search_of_three(design: Design, folder: Path, **misbehaviour: Any) -> Path:
+def _search_of_three(design: Design, folder: Path, **misbehavior: Any) -> Path:
     """One search in ``folder`` whose second trial has faults; returns the folder of the search."""
     one = replace(design, arms=design.arms[:1], repeats=1, _cache={})
     record_design(one, folder)
-    control = {key: {f"{one.arms[0].name}/0/1": value} for key, value in misbehaviour.items()}
+    control = {key: {f"{one.arms[0].name}/0/1": value} for key, value in misbehavior.items()}
     (folder / "control.json").write_text(json.dumps(control))
     return folder / one.arms[0].name / "0"
 

@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as v2
 from adaecho.tasks.boxes import ResizeWithBoxes, SSDAugment, boxes_in, collate_boxes, turn_hue
 from tests.datasets.files import picture
 
-COLOURS = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
+COLORS = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
 PLAIN = SSDAugment(size=100, photometric=0, fill=(0, 0, 0))
 
 
@@ -23,7 +23,7 @@ def example(seed: int, number: int = 3) -> dict[str, Any]:
     for label in range(number):
         left, top = 50 * label + rng.integers(2, 12), rng.integers(2, 60)
         width, height = rng.integers(14, 36), rng.integers(14, 55)
-        image[top : top + height, left : left + width] = COLOURS[label]
+        image[top : top + height, left : left + width] = COLORS[label]
         boxes.append([left, top, left + width, top + height])
     drawn = np.array(boxes, np.float32).reshape(-1, 4)
     return {"image": image, "boxes": drawn, "labels": np.arange(1, number + 1), "name": seed}
@@ -89,10 +89,10 @@ def test_hues_equal_torchvisions(shift: float) -> None:
     assert np.abs(turn_hue(image, shift).astype(int) - theirs).max() <= 6
 
 
-def test_colours_are_distorted_and_boxes_are_not() -> None:
-    colours = SSDAugment(size=100, photometric=1, crop=False, expand=0, flip=0)
+def test_colors_are_distorted_and_boxes_are_not() -> None:
+    colors = SSDAugment(size=100, photometric=1, crop=False, expand=0, flip=0)
     one, untouched = example(0), example(0)
-    result, plain = colours(one, np.random.default_rng(0)), ResizeWithBoxes(100)(one)
+    result, plain = colors(one, np.random.default_rng(0)), ResizeWithBoxes(100)(one)
     np.testing.assert_array_equal(result["boxes"], plain["boxes"])
     np.testing.assert_allclose(plain["boxes"], one["boxes"] * ([100 / 160, 100 / 120] * 2), rtol=1e-6)
     assert (result["image"] != plain["image"]).any()

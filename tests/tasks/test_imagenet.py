@@ -17,7 +17,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.base import digest_of_classes
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.files import write_folders, write_labelled
+from tests.datasets.files import write_folders, write_labeled
 
 TINY = (
     "task=imagenet", "task.model=test_resnet", "task.image_size=32", "task.ghost_size=2", "batch_size=4",
@@ -33,7 +33,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
 def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layout: str) -> None:
-    write_labelled(layout, tmp_path / "data")
+    write_labeled(layout, tmp_path / "data")
     classes = ["task.num_classes=3"] if layout == "tar" else []
     config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", *classes)
     summary = run_trial(config, tmp_path / "run")
@@ -59,7 +59,7 @@ def test_images_are_held_out_if_there_is_no_validation_split(compose_config: Com
 def test_validation_shards_are_split_over_ranks(
     compose_config: Compose, tmp_path: Path, most: str, world: int
 ) -> None:
-    write_labelled("tar", tmp_path)
+    write_labeled("tar", tmp_path)
     more = (f"data.path={tmp_path}", "task.num_classes=3", f"evaluate.max_examples={most}")
     task = build_task(compose_config(*TINY, *more))
     assert {"training_images", "validation_images"}.isdisjoint(task.facts)
@@ -81,7 +81,7 @@ class _Rank(DistributedContext):
 
 
 def test_a_model_may_have_more_classes_than_the_data(compose_config: Compose, tmp_path: Path) -> None:
-    write_labelled("folders", tmp_path)
+    write_labeled("folders", tmp_path)
     more = ("task.num_classes=9", "evaluate.max_examples=2")
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", *more))
     assert task.facts["validation_images"] == 2, "a part of the split"
@@ -115,7 +115,7 @@ def test_a_model_may_have_more_classes_than_the_data(compose_config: Compose, tm
 def test_mistakes_are_refused_before_training(
     compose_config: Compose, layout: str, overrides: str, message: str
 ) -> None:
-    write_labelled(layout, Path("data"))
+    write_labeled(layout, Path("data"))
     with pytest.raises((ConfigError, DataError), match=message):
         build_task(compose_config(*TINY, "data.path=data", *overrides.split())).build_model()
 
@@ -156,7 +156,7 @@ def test_corrupt_images_are_skipped_within_the_budget_and_named_beyond(
 def test_a_run_starts_from_weights_and_does_not_resume_with_others(
     compose_config: Compose, tmp_path: Path
 ) -> None:
-    write_labelled("folders", tmp_path / "data")
+    write_labeled("folders", tmp_path / "data")
     run_trial(compose_config(*TINY, f"data.path={tmp_path / 'data'}"), tmp_path / "first")
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes((tmp_path / "first" / "model" / "final.safetensors").read_bytes())

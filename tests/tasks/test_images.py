@@ -15,7 +15,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.images import classification_metrics, cross_entropy, predictions_in_memory
 from adaecho.transforms.small_images import Images, PadCropFlip
 from tests.conftest import Compose
-from tests.datasets.files import random_images, write_cifar10, write_labelled
+from tests.datasets.files import random_images, write_cifar10, write_labeled
 
 
 def _examples(number: int, side: int, channels: int) -> Images:
@@ -136,7 +136,7 @@ def test_the_key_of_label_smoothing_reaches_the_loss(
         write_cifar10(tmp_path, random_images(3), [0, 1, 2])
         overrides += [f"data.path={tmp_path}", "data.validation_examples=1"]
     elif name == "imagenet":
-        write_labelled("folders", tmp_path)
+        write_labeled("folders", tmp_path)
         overrides += [f"data.path={tmp_path}"]
     tasks = (build_task(compose_config(*overrides, f"task.label_smoothing={share}")) for share in (0, 0.3))
     plain, smoothed = (task.loss(nn.Identity(), batch)[0].item() for task in tasks)

@@ -17,7 +17,7 @@ from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.training import trial
 from tests.conftest import Compose
-from tests.datasets.files import write_labelled
+from tests.datasets.files import write_labeled
 from tests.servers import serving
 from tests.tasks.test_imagenet import TINY
 
@@ -46,7 +46,7 @@ def test_every_command_names_the_file_and_the_remedy_in_one_line(
     overrides = [*TINY, *at, *([] if layout == "folders" else ["task.num_classes=3"])]
 
     def restore() -> None:
-        write_labelled("folders" if layout == "folders" else "tar", data)
+        write_labeled("folders" if layout == "folders" else "tar", data)
 
     def build_then_delete(config: Config) -> Task:
         task = build_task(config)

@@ -1,4 +1,4 @@
-"""Encoded images: geometry against torchvision, colours against the formula."""
+"""Encoded images: geometry against torchvision, colors against the formula."""
 
 import io
 from typing import Any
@@ -11,10 +11,10 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from adaecho.transforms.photographs import (
-    GREY,
+    GRAY,
     DecodeImage,
     RandomResizedCrop,
-    adjust_colours,
+    adjust_colors,
     crop_box,
     decode_image,
     resize,
@@ -25,7 +25,7 @@ TRANSPARENT = np.dstack([picture(0), np.full(picture(0).shape[:2], 99, np.uint8)
 KINDS = {
     "JPEG": encoded(4, "JPEG"),
     "PNG": encoded(4, "PNG"),
-    "grey": encode(picture(0)[..., 0], "JPEG"),
+    "gray": encode(picture(0)[..., 0], "JPEG"),
     "progressive": encode(picture(0), "JPEG", progressive=True),
     "transparent": encode(TRANSPARENT, "PNG"),
 }
@@ -115,22 +115,22 @@ def test_the_augmentation_step_by_step(key: int, flip: bool) -> None:
     top, left, height, width = crop_box(64, 48, (0.08, 1.0), (3 / 4, 4 / 3), drawn[:2], drawn[6:])
     crop = resize(image[top : top + height, left : left + width], 24, antialias=True)
     factors = [1 + spread * (2 * u - 1) for spread, u in zip((0.4, 0.3, 0.2), drawn[3:6], strict=True)]
-    expected = adjust_colours(crop, *factors)
+    expected = adjust_colors(crop, *factors)
     expected = expected[:, ::-1] if flip and drawn[2] < 0.5 else expected
     result = augment({"image": image, "label": 3}, np.random.Generator(np.random.Philox(key=key)))
     assert result["label"] == 3
     np.testing.assert_array_equal(result["image"], expected)
 
 
-def slow_colours(image: NDArray[np.uint8], b: float, c: float, s: float) -> NDArray[np.float64]:
+def slow_colors(image: NDArray[np.uint8], b: float, c: float, s: float) -> NDArray[np.float64]:
     """One step after another, without clipping."""
     pixels = image.astype(float) * b
-    pixels = c * pixels + (1 - c) * (pixels @ GREY).mean()
-    return s * pixels + (1 - s) * (pixels @ GREY)[..., None]
+    pixels = c * pixels + (1 - c) * (pixels @ GRAY).mean()
+    return s * pixels + (1 - s) * (pixels @ GRAY)[..., None]
 
 
 @pytest.mark.parametrize("factors", [(1.4, 1, 1), (1, 0.6, 1), (1, 1, 0.6), (0.7, 1.3, 1.4), (1.4, 1.4, 0)])
-def test_colours_follow_the_formula(factors: tuple[float, float, float]) -> None:
+def test_colors_follow_the_formula(factors: tuple[float, float, float]) -> None:
     image = picture(2)
-    expected = np.clip(np.rint(slow_colours(image, *factors)), 0, 255)
-    assert np.abs(adjust_colours(image, *factors) - expected).max() <= 1
+    expected = np.clip(np.rint(slow_colors(image, *factors)), 0, 255)
+    assert np.abs(adjust_colors(image, *factors) - expected).max() <= 1

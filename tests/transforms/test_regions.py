@@ -120,7 +120,7 @@ def test_damaged_bytes_give_the_same_pixels_or_are_refused() -> None:
 WHOLE = {
     "PNG": encoded(0, "PNG"),
     "GIF": encoded(0, "GIF"),
-    "grey": jpeg(0, mode="L"),
+    "gray": jpeg(0, mode="L"),
     "CMYK": jpeg(0, mode="CMYK"),
     "trailing": encoded(0) + b"\n",
     **{f"turned by its EXIF, {number}": jpeg(1, exif=with_orientation(number)) for number in (2, 3, 6, 9)},

@@ -1,7 +1,7 @@
 """Random numbers computed from keys, so that they do not depend on the order of calls.
 
 A key combines the seed, the number of an example, and the index of its repeat (0 for the first use). The hash
-function is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+function is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014).
 
 In this package, an *item* is one repeat of an example, stored as one int64: ``serial << ECHO_BITS | echo``.

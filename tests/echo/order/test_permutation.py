@@ -71,8 +71,8 @@ def test_positions_are_uniform_over_epochs(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [100_003, LEAST_COMPUTED, LONG])
-def test_neighbours_are_uniform_within_an_epoch(length: int) -> None:
-    """Check each row, pairs of neighbours, their differences, and pairs from two orders."""
+def test_neighbors_are_uniform_within_an_epoch(length: int) -> None:
+    """Check each row, pairs of neighbors, their differences, and pairs from two orders."""
     positions = np.arange(100_000)
     rows = permuted(positions, length, 5, 0)
     cells = rows * 32 // length

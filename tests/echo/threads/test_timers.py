@@ -137,7 +137,7 @@ def test_r_of_sources_with_known_costs(name: str, num_workers: int) -> None:
     [(name, workers) for name in ("examples", "batches", "works ahead") for workers in WORKERS[name]],
 )
 def test_the_automatic_factor_converges_to_r(name: str, num_workers: int) -> None:
-    # Changes of less than 5 % are ignored
+    # Changes of less than 5% are ignored
     expected = pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
     assert measured_r_and_factor(name, "auto", num_workers)[1] == expected
 

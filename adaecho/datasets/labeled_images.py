@@ -62,8 +62,8 @@ class ImageTable:
 
 
 @dataclass(frozen=True)
-class LabelledImages:
-    """One split of a dataset of labelled images.
+class LabeledImages:
+    """One split of a dataset of labeled images.
 
     Attributes:
         source: a map-style dataset, or ``TarShards``.
@@ -76,7 +76,7 @@ class LabelledImages:
     classes: Sequence[str] = ()
 
 
-def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledImages, LabelledImages | None]:
+def find_both(path: str, validation_path: str | None = None) -> tuple[LabeledImages, LabeledImages | None]:
     """Find the training images and, if present, the validation images of a dataset.
 
     Args:
@@ -115,23 +115,23 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledIm
     return train, validation
 
 
-def _validation_of(splits: dict[str, LabelledImages]) -> LabelledImages | None:
+def _validation_of(splits: dict[str, LabeledImages]) -> LabeledImages | None:
     return next((splits[name] for name in _VALIDATION if name in splits), None)
 
 
-def _splits(path: str, key: str) -> dict[str, LabelledImages]:
+def _splits(path: str, key: str) -> dict[str, LabeledImages]:
     top = Path(path).expanduser()
     shards = {name: sorted(map(str, top.glob(f"{name}*.tar"))) for name in ("train", "val", "test")}
     if ".tar" in path.partition("?")[0].rpartition("/")[2]:
         shards = {"train": [path]}
     if shards["train"]:
         sources = {name: open_shards(urls, key) for name, urls in shards.items() if urls}
-        return {name: LabelledImages(source, source.urls) for name, source in sources.items()}
+        return {name: LabeledImages(source, source.urls) for name, source in sources.items()}
     if not top.is_dir() or any(top.glob("*.parquet")) or any(top.glob("*/*.parquet")):
         tables = load_tables(path, ("image", "label"), key)
         images = {name: ImageTable(split, f"{path} ({name})") for name, split in tables.splits.items()}
         classes = {n: getattr(s.features["label"], "names", ()) for n, s in tables.splits.items()}
-        return {name: LabelledImages(images[name], tables.files, classes[name]) for name in images}
+        return {name: LabeledImages(images[name], tables.files, classes[name]) for name in images}
     inside = {name: top / name for name in ("train", *_VALIDATION) if (top / name).is_dir()}
     return {name: _class_folders(folder) for name, folder in (inside or {"train": top}).items()}
 
@@ -157,7 +157,7 @@ def read_shards(urls: list[str], key: str) -> Iterator[tuple[str, dict[str, Any]
         raise DataError(f"{key}: {redact_urls(urls[0])}: the tar shards contain no examples")
 
 
-def _class_folders(top: Path) -> LabelledImages:
+def _class_folders(top: Path) -> LabeledImages:
     """Use each folder in ``top`` as a class, sorted by name as in torchvision's ``ImageFolder``."""
     classes = sorted(folder.name for folder in top.iterdir() if folder.is_dir() and folder.name[0] != ".")
     files, labels = list[Path](), list[int]()
@@ -172,4 +172,4 @@ def _class_folders(top: Path) -> LabelledImages:
         labels += [label] * len(found)
     if not files:
         raise DataError(f"{top}: contains no class folders, no parquet files and no train*.tar")
-    return LabelledImages(ImageFiles(files, labels), files, classes)
+    return LabeledImages(ImageFiles(files, labels), files, classes)

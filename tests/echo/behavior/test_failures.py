@@ -14,7 +14,7 @@ import pytest
 from adaecho import EchoLoader
 from adaecho.echo.read.chunks import is_of_machine
 from adaecho.echo.variants import VARIANTS
-from tests.echo.behaviour.test_augment_and_collate import fail
+from tests.echo.behavior.test_augment_and_collate import fail
 from tests.echo.record_streams import Fetched
 from tests.echo.sources import Dataset, Stream, arrays
 

@@ -1,4 +1,4 @@
-"""Labelled images in each layout, and mistakes."""
+"""Labeled images in each layout, and mistakes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaecho.datasets.labelled_images import find_both
+from adaecho.datasets.labeled_images import find_both
 from adaecho.errors import DataError
-from adaecho.tasks.images import DecodeLabelled
-from tests.datasets.files import CLASSES, encoded, picture, write_folders, write_images, write_labelled
+from adaecho.tasks.images import DecodeLabeled
+from tests.datasets.files import CLASSES, encoded, picture, write_folders, write_images, write_labeled
 
 
 @pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
 def test_every_layout_gives_the_same_images_and_labels(tmp_path: Path, layout: str) -> None:
-    write_labelled(layout, tmp_path)
+    write_labeled(layout, tmp_path)
     train, validation = find_both(str(tmp_path))
     assert validation is not None
     found = sorted(train.source, key=itemgetter("__key__")) if layout == "tar" else train.source
@@ -25,7 +25,7 @@ def test_every_layout_gives_the_same_images_and_labels(tmp_path: Path, layout: s
     assert tuple(train.classes) == (() if layout == "tar" else CLASSES)
     order = sorted(range(9), key=lambda row: (row % 3, row)) if layout == "folders" else list(range(9))
     for index, row in enumerate(order):
-        example = DecodeLabelled(3)(found[index])
+        example = DecodeLabeled(3)(found[index])
         assert example["label"] == row % 3
         assert example["image"].shape == picture(row).shape
         assert np.abs(example["image"].astype(int) - picture(row)).mean() < 20
@@ -102,7 +102,7 @@ def test_a_hub_id_gives_bytes_labels_and_names(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [("owner/name", None), ("owner/name", "small")]
     assert validation is not None
     assert train.classes == ["cat", "dog"]
-    examples = [DecodeLabelled(2)(train.source[row]) for row in range(3)]
+    examples = [DecodeLabeled(2)(train.source[row]) for row in range(3)]
     assert [int(example["label"]) for example in examples] == [0, 1, 1]
     assert all(example["image"].shape == picture(row).shape for row, example in enumerate(examples))
 
@@ -120,4 +120,4 @@ def test_a_hub_id_gives_bytes_labels_and_names(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_bad_examples_say_why(example: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DecodeLabelled(3)(example)
+        DecodeLabeled(3)(example)
