@@ -1,6 +1,6 @@
 """Data echoing and AdaScale for PyTorch.
 
-* ``EchoLoader`` is a DataLoader that returns each example it reads several times.
+* ``EchoLoader`` is a DataLoader that repeats each example it reads.
 * ``TarShards`` reads examples from tar archives, for an ``EchoLoader``.
 * ``AdaScale`` is an optimizer that adapts the learning rate to larger batches.
 

@@ -27,7 +27,7 @@ class ExampleError(DataError, ValueError):
 
 
 class RankError(UserError):
-    """Another rank failed, does not answer, or has different inputs. The message names it if it is known."""
+    """Another rank failed, does not respond, or has different inputs. The message names it if known."""
 
 
 class FolderError(UserError):
@@ -35,7 +35,7 @@ class FolderError(UserError):
 
 
 def redact_urls(value: Any) -> Any:
-    """Replace user names, passwords and queries of urls by ``***``, also in nested dicts and lists."""
+    """Replace user names, passwords and queries of urls with ``***``, even in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: redact_urls(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,13 +1,13 @@
-"""``python -m adaecho.evaluate RUN``: measure the saved weights of a run, and compare with its records.
+"""``python -m adaecho.evaluate RUN``: evaluate a run's saved weights, and compare results with its records.
 
-RUN is the folder of the run. By default the command measures the final weights on every split that the run
-measured. With ``--weights best``, it measures the weights with the best validation result during training, on
-the validation split only.
+RUN is the folder of the run. By default, the command evaluates the final weights on every split that the run
+evaluated. With ``--weights best``, it evaluates the weights with the best validation result during training,
+on the validation split only.
 
-Changes of the run's config may follow RUN, for example ``data.path=FOLDER`` if the data has moved, or
+Overrides of the run's config may follow RUN, for example ``data.path=FOLDER`` if the data has moved, or
 ``task.validation_path=``, ``evaluate.batch_size=`` or ``device=``.
 
-With the same machine and data, the results equal the records exactly. A different processor, number of
+On the same machine and data, the results match the records exactly. A different processor, number of
 ``threads`` or batch size changes the rounding.
 """
 
@@ -67,7 +67,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
     steps = load_weights(file, model)
     line = next((line for line in reversed(run.read_metrics()) if line["steps"] == steps), None)
     recorded: dict[Split, Any] = {"validation": line}
-    # The test split is measured with the final weights only, because no choice may depend on it.
+    # The test split is evaluated only with the final weights, because no choice may depend on it.
     if task.has_test_split and weights == "final":
         recorded["test"] = summary.get("test")
     found = []

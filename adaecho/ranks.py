@@ -120,7 +120,7 @@ def distributed_context(device: torch.device, timeout_s: float) -> Iterator[Dist
         timeout_s: seconds that ranks wait for each other before the run fails.
 
     Raises:
-        RankError: another rank does not connect, or the connection to it broke.
+        RankError: another rank does not connect, or the connection to it breaks.
     """
     if launched_ranks() == 1:
         yield SINGLE_PROCESS

@@ -1,1 +1,1 @@
-"""Benchmarks of speed. Each runs as a module from the checkout, and has its results in a JSON file."""
+"""Speed benchmarks. Each runs as a module from the checkout and writes its results to a JSON file."""

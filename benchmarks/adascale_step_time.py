@@ -3,8 +3,8 @@
 Each optimizer trains a separate model on synthetic images, and accumulates the same number of gradients.
 Every round takes one step with each optimizer, and a ratio compares steps of the same round.
 
-On a CPU, the unit is CPU seconds of one thread, which depend less on other work than wall time. On a GPU, the
-unit is wall time, and the steps use fused SGD.
+On a CPU, times are CPU seconds of one thread, which depend less on other work than wall time does. On a GPU,
+they are wall time, and the steps use fused SGD.
 
 Run: python -m benchmarks.adascale_step_time
 """
@@ -30,7 +30,7 @@ with contextlib.suppress(ImportError), warnings.catch_warnings():
 
 ACCUMULATE = 2
 # For each model: a function that builds it, the images per micro-batch, their size, the number of classes,
-# and the number of rounds, the first of which is not counted.
+# and the number of rounds (the first one is not counted).
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
     "ResNet-32, CIFAR-10": (lambda: cifar_resnet(), 64, 32, 10, 61),
     "ResNet-50, 192 pixels": (resnet50, 8, 192, 1000, 21),

@@ -5,9 +5,9 @@ processes. The loaders take turns on three datasets:
 
 * lazy_file: records of a file that each process opens at its first read.
 * photographs: JPEGs that are decoded in ``__getitem__``.
-* slow_store: a store that answers after 5 ms.
+* slow_store: a store that takes 5 ms to answer.
 
-The lazy_file is not in fact thread-safe, so the benchmark also counts the examples with wrong content.
+lazy_file is not actually thread-safe, so the benchmark also counts the examples with wrong content.
 
     python -m benchmarks.dataset_in_threads
 """

@@ -1,6 +1,6 @@
 """Compare EchoLoader with DataLoader, tf.data, SPDL and Grain on photographs, on all cores.
 
-The loaders take turns. They read JPEGs from memory, and return uint8 batches of 64. The augmentation is a
+The loaders take turns reading JPEGs from memory and returning uint8 batches of 64. The augmentation is a
 random resized crop to 224 pixels, a flip, and a color jitter. Rates are training examples per second and per
 CPU second, so repeats count.
 
@@ -38,7 +38,7 @@ PEERS = {"tf.data": "tf_data jpegs", "SPDL": "spdl_jpegs", "Grain": "grain_jpegs
 
 
 class Case(NamedTuple):
-    """A configuration of EchoLoader that is measured."""
+    """A configuration of EchoLoader to measure."""
 
     echo: str
     factor: int
@@ -64,7 +64,7 @@ CASES = [
 
 
 class Encoded(torch.utils.data.Dataset[Any]):
-    """A dataset of JPEGs, which stay encoded unless a transform of PIL images is given."""
+    """A dataset of JPEGs, which stay encoded unless a transform for PIL images is given."""
 
     def __init__(self, encoded: list[bytes], transform: Any = None, *, declared: bool = False) -> None:
         self._encoded, self._transform, self.thread_safe = encoded, transform, declared
@@ -108,7 +108,7 @@ def data_loader(encoded: list[bytes]) -> Batches:
 
 
 def measure(folder: Path, rounds: int, seconds: float, peers_python: str) -> list[dict[str, Any]]:
-    """Measure all loaders in turns, and return one row for each entry of ``CASES``."""
+    """Measure all loaders in turn, and return one row for each entry of ``CASES``."""
     encoded = sides.read_jpegs(folder)
     # Fork worker processes first, before other libraries start threads.
     running: dict[Any, Batches] = {"DataLoader": data_loader(encoded)}

@@ -19,7 +19,7 @@ LENGTH, BATCH_SIZE = 128, 128
 
 
 class Copy:
-    """A vectorized augmentation that returns its input, and therefore costs almost nothing."""
+    """A vectorized augmentation that returns its input, so it costs almost nothing."""
 
     def block(self, fields: dict[str, Any], keys: Any) -> dict[str, Any]:  # noqa: ARG002
         return fields

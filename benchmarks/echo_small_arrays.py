@@ -11,7 +11,7 @@ as examples. Run the benchmark on an idle machine.
 
 If each batch is used twice, the rate is at most twice the rate without echoing. tf.data reaches this limit,
 because its repeats share read-only memory. EchoLoader copies each repeat, because the training loop may
-change it. The row "batch, copies free" shows EchoLoader's limit.
+change it. The row "batch, copies free" shows the limit for EchoLoader.
 
     pip install tensorflow-cpu    # optional; in a different environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays

@@ -2,7 +2,7 @@
 
     python -m benchmarks.echo_stage
 
-There are three cases, in which each example is read once and used e times:
+In each of three cases, every example is read once and used e times:
 
 * throttled: reading a batch takes 60 ms, a training step takes 10 ms, and e = 5. The ideal time is
   max(60, 5 * 10) = 60 ms per batch read, because reading and training overlap. The result is the measured
@@ -57,7 +57,7 @@ def throttled(echo: str, rounds: int) -> dict[str, Any]:
         with EchoLoader(source, BATCH_SIZE, echo=echo, factor=factor, num_workers=1) as loader:
             batches = iter(loader)
             next(batches)
-            # Consume what the loader read ahead at the start, 10 ms with each fresh batch.
+            # Use up what the loader has read ahead, by 10 ms (60 - 50) per fresh batch.
             _train(loader, batches, 30, downstream_s)
             spent = _timed(partial(_train, loader, batches, fresh_batches, downstream_s), 1)
         ratios.append(spent / fresh_batches / max(upstream_s, factor * downstream_s))
@@ -115,8 +115,8 @@ def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
 
 def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
     """Return the median ratio of 50 steps with the loader to 50 steps without it."""
-    # The measurements are short, so that other work slows both kinds of steps equally.
-    # While the steps without the loader run, its queues fill up. Every measurement starts with full queues.
+    # The measurements are short, so that other work slows both kinds of steps equally. While the steps
+    # without the loader run, its queues fill up, so every measurement starts with full queues.
     _timed(with_loader, 50)
     return statistics.median(_timed(with_loader, 50) / _timed(without, 50) for _ in range(pairs))
 

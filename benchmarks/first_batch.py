@@ -1,8 +1,8 @@
 """Measure the seconds from the construction of a loader to its first batch, for EchoLoader and DataLoader.
 
 The loaders take turns on 50,000 small arrays (32x32 pixels) and on JPEGs (500x375 pixels) in memory. One
-EchoLoader has ``shuffle_buffer=0``, so it shuffles by a permutation like DataLoader. Another EchoLoader first
-fills a shuffle buffer of 10,000 arrays, as in the paper, or of 256 JPEGs.
+EchoLoader has ``shuffle_buffer=0``, so it shuffles with a permutation, like DataLoader. Another EchoLoader
+first fills a shuffle buffer of 10,000 arrays, as in the paper, or of 256 JPEGs.
 
     python -m benchmarks.first_batch
 """

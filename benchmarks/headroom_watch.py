@@ -4,7 +4,7 @@
 two parts:
 
 * Slowdown: the time of a loop with ``watch`` divided by the time of the same loop without it. A second
-  comparison uses loops with empty steps. Their difference is the time of ``watch`` itself.
+  comparison uses loops with empty steps, whose difference is the time of ``watch`` itself.
 * Accuracy: the measured R divided by the correct R. Each training step sleeps 20 ms. The loader sleeps 5, 20
   or 60 ms per batch in the same thread, or 20 or 60 ms in a worker process. The correct R is the loader's
   time per batch without training, divided by the time of a step.

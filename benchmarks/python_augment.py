@@ -54,7 +54,7 @@ def augment(example: Any, rng: Any) -> Any:
 
 
 class Declared:
-    """The function ``augment`` with a declaration that threads may call it."""
+    """The function ``augment``, declared safe for threads to call."""
 
     thread_safe = True
 
@@ -99,7 +99,7 @@ def echo_loader(kind: str, *, declared: bool = False, **echo: Any) -> EchoLoader
 
 
 def measure(kind: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure all loaders in turns, and return one row for each configuration of EchoLoader."""
+    """Measure all loaders in turn, and return one row for each configuration of EchoLoader."""
     loaders = {
         "undeclared": echo_loader(kind), "undeclared, e=2": echo_loader(kind, **E2),
         "declared": echo_loader(kind, declared=True), "declared, e=2": echo_loader(kind, declared=True, **E2),

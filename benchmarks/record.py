@@ -1,4 +1,4 @@
-"""Write the results of a benchmark to a JSON file, with the machine, date, commit and command."""
+"""Write a benchmark's results to a JSON file, with the machine, date, commit and command."""
 
 import argparse
 import json

@@ -28,7 +28,7 @@ from benchmarks.peers import sides
 
 BATCH_SIZE = 128
 STEPS = {"cuda": 100, "cpu": 3}  # number of steps per turn
-TURNS = 11  # number of turns, of which the first is not counted
+TURNS = 11  # number of turns; the first one is not counted
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any], steps: int) -> float:
@@ -44,7 +44,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[
 
 
 def profile(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any], steps: int) -> Any:
-    """Return the 12 operations that take longest per step, on the GPU if there is one."""
+    """Return the 12 operations that take the longest per step, on the GPU if there is one."""
     with torch.profiler.profile() as profiled:
         train(model, optimizer, batches, steps)
     time_us = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"

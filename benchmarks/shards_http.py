@@ -7,7 +7,7 @@ The loaders work as follows:
 
 * WebDataset has 2 worker processes, which start curl for each shard.
 * EchoLoader has 2 threads. For small images, it is also measured with 1 thread, because reading and decoding
-  small images mostly holds the GIL, and only one thread can hold the GIL at a time.
+  them mostly holds the GIL, which only one thread can hold at a time.
 
 There are two kinds of images:
 

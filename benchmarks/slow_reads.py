@@ -1,7 +1,7 @@
 """Measure how well loaders overlap slow reads that only wait and use no CPU.
 
-The result is a share of the ideal rate, at which all workers read all the time. The read times have a mean of
-33 ms and one of two distributions:
+The result is a fraction of the ideal rate, at which all workers are reading all the time. The read times have
+a mean of 33 ms and one of two distributions:
 
 * log-normal: with sigma 1.
 * stragglers: 5% of the reads take fifty times as long as the rest.

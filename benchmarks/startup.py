@@ -1,4 +1,4 @@
-"""Measure the seconds until the training command has printed its config, or taken its first step.
+"""Measure how many seconds the training command takes to print its config, or to take its first step.
 
 Run: python -m benchmarks.startup
 """

@@ -15,7 +15,7 @@ CHECKPOINT = Path("ddp_loop.pt")
 
 
 def main() -> None:
-    # Use "nccl" on GPUs. Call this before you create the loader, which splits the examples over the ranks.
+    # Use "nccl" on GPUs. Call this before you create the loader, which splits the examples among the ranks.
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     generator = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def main() -> None:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"]).backward()
             optimizer.step()
-        # All ranks must call state_dict() of the loader.
+        # All ranks must call the loader's state_dict().
         state = {"model": model.state_dict(), "loader": loader.state_dict(), "epoch": epoch}
         if rank == 0:
             torch.save(state, CHECKPOINT)

@@ -25,7 +25,7 @@ class Headroom(transformers.TrainerCallback):
     def _resume(self, *_: Any, **__: Any) -> None:
         self.seen.resume()
 
-    on_log = on_evaluate = on_save = _resume  # the time that these take is not a wait for data
+    on_log = on_evaluate = on_save = _resume  # time spent in these is not a wait for data
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         print(self.seen.report())

@@ -7,7 +7,7 @@ from adaecho import EchoLoader
 
 
 def jitter(example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Add noise to an example. EchoLoader seeds ``rng`` by the example and the repeat."""
+    """Add noise to an example. EchoLoader seeds ``rng`` from the example and the repeat."""
     noise = rng.normal(0, 0.1, example["x"].shape)
     return {**example, "x": (example["x"] + noise).astype(np.float32)}
 

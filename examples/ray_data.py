@@ -18,7 +18,7 @@ RANKS, ROWS, BATCH, EPOCHS = 2, 640, 32, 2
 
 
 def decode(rows: dict[str, Any]) -> dict[str, Any]:
-    """Decode examples on Ray's workers. This function stands for expensive work."""
+    """Decode examples on Ray's workers. This function stands in for expensive work."""
     return {"row": rows["id"], "x": rows["id"] / ROWS}
 
 
@@ -35,7 +35,7 @@ class Trainer:
         self._share = share
 
     def train(self) -> tuple[int, int, list[int]]:
-        """Return the numbers of steps and fresh examples, and the rows of the last epoch."""
+        """Return the number of steps, the number of fresh examples, and the rows of the last epoch."""
         loader = EchoLoader(
             partial(fresh_batches, self._share), batch_size=None, epochs=1, echo="batch", factor=2,
             rank=0, world_size=1,

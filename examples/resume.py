@@ -21,8 +21,8 @@ def main() -> None:
         path = Path(folder) / "checkpoint.pt"
         with make_loader() as first:
             seen = [batch.tolist() for batch in islice(first, 7)]
-            # Save the loader's state together with model and optimizer. It is the state after batch 7, even
-            # if workers have already read further.
+            # Save the loader's state together with the model and the optimizer. It is the state after batch
+            # 7, even if workers have already read ahead.
             torch.save({"loader": first.state_dict()}, path)
         with make_loader() as second:
             second.load_state_dict(torch.load(path, weights_only=True)["loader"])

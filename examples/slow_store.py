@@ -1,7 +1,7 @@
 """Repeat examples while the next ones arrive from a slow store: ``python examples/slow_store.py``.
 
 The store is a local tar file with a delay for each example. With ``factor="auto"``, EchoLoader measures R,
-the ratio of reading time to training time. It repeats examples while training would otherwise wait for the
+the ratio of reading time to training time. It repeats examples when training would otherwise wait for the
 store.
 """
 

@@ -18,7 +18,7 @@ _HEAD = Path(__file__).with_name("config_page.txt").read_text()
 
 
 def comments_of(schema: type) -> dict[str, str]:
-    """Return the comments above and after each field of a dataclass, by the name of the field."""
+    """Return the comments above and after each field of a dataclass, by field name."""
     found, above = {}, []
     for line in inspect.getsource(schema).splitlines():
         code, _, comment = (part.strip() for part in line.partition("#"))
@@ -31,7 +31,7 @@ def comments_of(schema: type) -> dict[str, str]:
 
 
 def default_of(field: "Field[Any]") -> str:
-    """Return the default of a field as it is written on a command line."""
+    """Return the default of a field as it would be written on a command line."""
     value = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
     return value.replace(NO_DEFAULT, "-") if isinstance(value, str) else json.dumps(value)
 

@@ -1,11 +1,11 @@
 """``make reproduce BUDGET_S=540``: run the next unfinished experiments of the reproduction, for 540 seconds.
 
-If the time ends during a sweep, the next call continues this sweep. The results of finished sweeps are in
+If time runs out during a sweep, the next call continues that sweep. The results of finished sweeps are in
 ``runs/results/``. The command ``python -m experiments.evidence --results runs/results`` then draws the
 figures and decides which of the paper's claims hold.
 
-``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, except fig4. See experiments/fig4/README.md for
-this experiment.
+``make reproduce CIFAR10=FOLDER`` adds the sweeps on CIFAR-10, except fig4. For that experiment, see
+experiments/fig4/README.md.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from pathlib import Path
 from adaecho.errors import report_errors
 from adaecho.records.collect import collect_sweep
 
-# The sweeps are described by experiment, task and further overrides.
+# Each sweep is given as experiment, task and further overrides.
 _SMALL = "search.trials=16 search.repeats=3"
 CELLS = (
     *((name, "digits", "") for name in ("quickstart", "fig3", "fig5", "fig8", "fig8_early", "fig7a", "fig7b",
       "fig6", "fig3_winners", "fig3_winners_fresh", "controls", "reuse")),
-    # Drop an arm, because text has no augmentation and example echoing therefore has only one variant.
+    # Drop an arm: text has no augmentation, so example echoing has only one variant.
     ("fig3", "small_text_tiny", f"{_SMALL} ~search.arms.example_before_e2"),
     ("fig5", "small_text_tiny", "search.trials=8 max_fresh_examples=6000 "
      + " ".join(f"~search.arms.e{factor}_batch128" for factor in (1, 2, 4, 8, 16))),

@@ -62,7 +62,7 @@ class _Paced(Ranges):
 
 
 def make_server(folder: Path, port: int, kilobytes_per_s: int) -> ThreadingHTTPServer:
-    """Return a server that is bound to its port but does not serve yet. A kilobyte is 1,024 bytes."""
+    """Return a server that is bound to its port but is not serving yet. A kilobyte is 1,024 bytes."""
     handler = type("Paced", (_Paced,), {"bytes_per_s": kilobytes_per_s * 1024})
     many = type("Server", (ThreadingHTTPServer,), {"request_queue_size": 128, "daemon_threads": True})
     server: ThreadingHTTPServer = many(("127.0.0.1", port), partial(handler, directory=str(folder)))

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from adaecho.adascale.estimators import Averages, estimate, gain_ratio, norms_by_group, total_squares
 
-# As soon as more bytes of gradients are held than this, their norms are computed.
+# Norms are computed as soon as the held gradients exceed this number of bytes.
 _MAX_HELD_BYTES = 64 << 20
 
 
@@ -40,7 +40,7 @@ class Pending(NamedTuple):
     """The gradient statistics after the backward passes of a step, before the optimizer takes it."""
 
     averages: list[Averages]  # one element per parameter group
-    finite: bool  # whether all gradients of the step are finite; if not, the averages leave the step out
+    finite: bool  # whether all gradients of the step are finite; if not, the averages exclude the step
 
 
 class GradientStatistics:
@@ -81,7 +81,7 @@ class GradientStatistics:
         self.averages = self.pending.averages
 
     def unhook(self) -> None:
-        """Remove all hooks for good: later steps do not hook any parameter again."""
+        """Remove all hooks permanently: later steps do not hook any parameter again."""
         self._is_closed = True
         for handle in self._handles:
             handle.remove()
@@ -139,7 +139,7 @@ class GradientStatistics:
 
     def _observe(self, parameter: Tensor, key: int, gradient: Tensor) -> None:
         settings = self.settings
-        if not self._in_pass or key in self._reached:  # reached again within a reentrant checkpoint
+        if not self._in_pass or key in self._reached:  # reached a second time within a reentrant checkpoint
             self._begin_pass()
         self._reached.add(key)
         if parameter.grad is None and not parameter._post_accumulate_grad_hooks:
@@ -194,7 +194,7 @@ class GradientStatistics:
         self._begin_gradients()
         if self._passes == self.settings.num_passes:
             # Callbacks run in the order in which they were queued. DDP queued its callback, which waits for
-            # the reduction, during the pass. Therefore _measure runs after the reduction.
+            # the reduction, during the pass, so _measure runs after the reduction.
             _call_after_backward(self._measure)
 
     @torch.no_grad()
@@ -228,5 +228,5 @@ class GradientStatistics:
 
 
 def _call_after_backward(callback: Any) -> None:
-    # torch has no public method for this. Its own DDP and FSDP use the same private method.
+    # torch has no public method for this; its own DDP and FSDP use the same private one.
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,4 +1,4 @@
-"""The optimizer AdaScale, which wraps an optimizer of torch."""
+"""The AdaScale optimizer, which wraps a torch optimizer."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -25,11 +25,11 @@ _PROGRESS = ("scale_invariant_steps", "schedule_steps", "skipped_steps")
 class AdaScale(Optimizer):
     """AdaScale SGD (Johnson et al., ICML 2020, arXiv 2007.05105) around ``torch.optim.SGD``.
 
-    AdaScale lets you increase the batch size S times without tuning the learning rate again. The original
-    batch is called the base batch, and its learning-rate schedule the base schedule. A step of AdaScale
-    averages the gradients of S base batches, and replaces r steps of the base schedule, with r in [1, S].
-    AdaScale estimates r, called the gain, and multiplies the learning rate by it. The sum of all gains so far
-    is called tau (``scale_invariant_steps``). Evaluate the base schedule at step floor(tau)::
+    AdaScale lets you increase the batch size by a factor of S without retuning the learning rate. The
+    original batch is called the base batch, and its learning-rate schedule the base schedule. A step of
+    AdaScale averages the gradients of S base batches, and replaces r steps of the base schedule, with r in
+    [1, S]. AdaScale estimates r, called the gain, and multiplies the learning rate by it. The sum of all
+    gains so far is called tau (``scale_invariant_steps``). Evaluate the base schedule at step floor(tau)::
 
         optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=4)
         while not optimizer.done(total_steps):              # steps of the base schedule
@@ -45,7 +45,7 @@ class AdaScale(Optimizer):
     * ``gain``: use lr * r. This is the rule of the paper, for SGD with or without momentum.
     * ``sqrt_gain``: use lr * sqrt(r), for Adam and AdamW. This is a heuristic without AdaScale's convergence
       guarantee. AdaptDL (Qiao et al., OSDI 2021) uses the same exponent, but first divides gradients by
-      Adam's sqrt(v) + epsilon. Malladi et al. (NeurIPS 2022) derive the exponent for the case that noise
+      Adam's sqrt(v) + epsilon. Malladi et al. (NeurIPS 2022) derive the exponent for the case where noise
       dominates, and also scale betas and epsilon.
     * ``measure``: leave lr unchanged, and only measure the gain, tau and ``gradient_noise_scale``. This works
       with any optimizer.
@@ -59,7 +59,7 @@ class AdaScale(Optimizer):
     would. Activation checkpoints need ``use_reentrant=False``.
 
     Args:
-        optimizer: the optimizer to drive, for example SGD or torch's ``ZeroRedundancyOptimizer``.
+        optimizer: the optimizer to wrap, for example SGD or torch's ``ZeroRedundancyOptimizer``.
         world_size: number of ranks whose gradients are averaged. Default: the world size of
             ``torch.distributed`` if it is initialized, else 1. Give 1 if each rank trains a separate model.
         scale: S >= 1, the number of base batches that a step averages; it may be a fraction. Default: one
@@ -267,7 +267,7 @@ class AdaScale(Optimizer):
         if all(parameter.grad is None for parameter in self._parameters()):
             return
         # A step with learning rate 0 is allowed, because torch.distributed.checkpoint.state_dict creates an
-        # optimizer's state by a step with zero gradients and zero learning rates.
+        # optimizer's state by taking a step with zero gradients and zero learning rates.
         if any(group["lr"] != 0 for group in self.param_groups):
             raise RuntimeError(
                 "AdaScale: step() with gradients that did not come from backward() (set by hand, or after "
@@ -346,7 +346,7 @@ class AdaScale(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state of AdaScale, or from a state of the wrapped optimizer alone.
 
-        In the second case the averages start from zero.
+        In the second case, the averages start from zero.
 
         Raises:
             ValueError: the parameter groups differ. The state is then unchanged.

@@ -10,16 +10,16 @@ from adaecho.errors import redact_urls
 
 _ABSENT = object()
 
-COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # may be raised but not lowered for a resumed run
+COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # a resumed run may raise but not lower these
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
-# Keys that do not change the results of a run up to a given step. They may differ when a run is resumed.
+# Keys that do not affect a run's results up to a given step, so they may change when the run is resumed.
 _NOT_IDENTITY = {
     *BUDGETS, "tracking", "callbacks", "search", "restart", "checkpoint_every_s", "rank_timeout_s",
     "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.buffer_format",
 }  # fmt: skip
-# Keys that were added after the first results had been recorded, with the value that keeps the previous
-# behavior. A key with this value is left out of the identity, so that the names of existing run folders and
-# the points of existing searches do not change.
+# Keys that were added after the first results were recorded, each with the value that keeps the earlier
+# behavior. A key with this value is left out of the identity, so that existing run folders keep their names
+# and existing searches keep their points.
 _ADDED = {
     "compile": "off", "adascale.rule": "gain", "data.order": "permutation", "echo.split_augmentation": False,
     "optimizer.name": "sgd", "optimizer.beta1": 0.9, "optimizer.beta2": 0.999, "optimizer.epsilon": 1e-8,
@@ -34,7 +34,7 @@ _ADDED = {
 
 
 # Run ids and the points of searches are computed from digests of keys and values. When a key or value is
-# renamed, digests still use its old name, which is listed here, so that ids and points do not change.
+# renamed, digests keep using its old name, which is listed here, so that ids and points do not change.
 _DIGEST_NAMES = {
     "echo.split_augmentation": "split", "optimizer.max_grad_norm": "clip_norm", "schedule.unit": "counts",
     "schedule.first_milestone_steps": "first_drop_steps", "schedule.milestone_gap_steps": "drop_gap_steps",
@@ -63,8 +63,8 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             if (key := group + name) not in _NOT_IDENTITY and added.get(key, _ABSENT) != value
         }
 
-    kept: dict[str, Any] = redact_urls(part(config))  # the same data may have a url with a new signature
-    kept["data"]["max_bad_examples"] = 0  # does not change results, except that a run may fail
+    kept: dict[str, Any] = redact_urls(part(config))  # the same data may have a newly signed url
+    kept["data"]["max_bad_examples"] = 0  # affects whether a run fails, but not its results
     return kept
 
 
@@ -75,7 +75,7 @@ def digest_key(key: str) -> str:
 
 
 def digest_form(kept: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """Replace renamed keys and values by their original names, for use in hashes."""
+    """Replace renamed keys and values with their original names, for use in hashes."""
     form = {}
     for name, value in kept.items():
         key, values = group + name, _DIGEST_VALUES.get(group + name)
@@ -93,7 +93,7 @@ def run_id(config: dict[str, Any]) -> str:
 
 
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return one line for each difference between two configs that prevents resuming a run."""
+    """Return one line for each difference between two configs that prevents a run from being resumed."""
     return differences(identity(recorded), identity(now)) + smaller_budgets(recorded, now, COUNTED_BUDGETS)
 
 
@@ -118,7 +118,7 @@ def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequenc
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flatten nested dicts to a list of pairs of a dotted key and its value."""
+    """Flatten nested dicts into a list of (dotted key, value) pairs."""
     items: list[tuple[str, Any]] = []
     for key, value in tree.items():
         inner = isinstance(value, dict) and value

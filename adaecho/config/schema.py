@@ -1,8 +1,8 @@
 """The typed config of a run, as dataclasses.
 
 Hydra composes the config from the YAML files in ``conf/`` and from the user's overrides, and checks names and
-types against these dataclasses. ``validate`` checks the values. The comments after the fields are published
-in docs/configuration.md.
+types against these dataclasses. ``validate`` checks the values. The comments on the fields are published in
+docs/configuration.md.
 """
 
 import functools
@@ -26,20 +26,19 @@ from adaecho.errors import ConfigError
 class DataConfig:
     """Where the data is, how it is split, and how it is read."""
 
-    path: str | None = None  # a folder, file, hub id or url; null: the data is built into the task
-    # number of examples to hold out of the training files for validation; null: the data already contains a
-    # validation split
+    path: str | None = None  # a folder, file, Hugging Face id or url; null: the task's built-in data
+    # number of training examples to hold out for validation; null: the data has its own validation split
     validation_examples: int | None = None
-    split_seed: int = 0  # seed that chooses the held-out examples
+    split_seed: int = 0  # seed for choosing the held-out examples
     # order of examples in an epoch: permutation, shards or sequential; iterable data keeps its own order
     order: str = "permutation"
-    # number of workers that read, decode and augment examples; 0: the training thread does this itself
+    # number of workers that read, decode and augment examples; 0: the training thread does all of this
     num_workers: int = 0
-    # whether to use processes instead of threads even for code that is marked as thread_safe
+    # whether workers are processes even for code marked as thread_safe, for which threads would suffice
     processes: bool = False
     prefetch: int | None = None  # number of batches to read ahead of the echo stage; null: two per worker
     allow_changed: bool = False  # whether a run may be resumed after its data files have changed
-    # maximum number of undecodable examples, which are skipped and listed; one more is an error
+    # maximum number of undecodable examples to skip and list; one more is an error
     max_bad_examples: int = 0
 
 
@@ -49,17 +48,17 @@ class EchoConfig:
 
     # what is repeated: none, batch, example_before_augmentation or example_after_augmentation
     variant: str = MISSING
-    # how often each item is used: a number of at least 1, or "auto" to adapt it during training to the
-    # measured R, the ratio of the time to produce a fresh batch to the time of a training step
+    # how many times each item is used: a number of at least 1, or "auto" to adapt it during training to the
+    # measured R, the time to produce a fresh batch divided by the time of a training step
     factor: Any = MISSING
     shuffle_buffer: int = MISSING  # size of the shuffle buffer for examples, in examples
     # size of the shuffle buffer after batch echoing, in batches (paper, Fig. 7a); 0: no buffer
     batch_shuffle_buffer: int = 0
-    max_factor: float = 16.0  # upper bound of the factor if factor=auto
+    max_factor: float = 16.0  # upper bound on the factor if factor=auto
     # how the shuffle buffer stores examples: auto, decoded or encoded; this does not change the batches
     buffer_format: str = "auto"
-    # whether to echo between two parts of the augmentation, so that only the second part is applied again to
-    # each repeat; the task must define the two parts
+    # whether to echo between two parts of the augmentation, so that each repeat reuses the first part and
+    # only the second is applied again; the task must define both parts
     split_augmentation: bool = False
 
 
@@ -71,19 +70,19 @@ class AdaScaleConfig:
     a schedule that suit one micro-batch per step. AdaScale adapts them to the whole batch of all ranks.
     """
 
-    enabled: bool = MISSING  # whether AdaScale is used; set by adascale=on, measure or off
-    # how the gain changes the learning rate: gain multiplies the rate with it, sqrt_gain multiplies the rate
-    # with its square root (for Adam), and measure leaves the rate unchanged
+    enabled: bool = MISSING  # whether to use AdaScale; set by adascale=on, measure or off
+    # how AdaScale's gain changes the learning rate: gain multiplies the rate by the gain, sqrt_gain
+    # multiplies it by the square root of the gain (for Adam), and measure leaves it unchanged
     rule: str = "gain"
     num_gradients_to_accumulate: int = 1  # number of micro-batches per step
     scale: float | None = None  # number of base batches per step; null: one per micro-batch
     # decay rate theta of the moving averages, in [0, 1); null: chosen to average over about 1000 base batches
     smoothing: float | None = None
-    # whether to correct the bias of the moving averages at their start; false: as in the AdaScale paper's
-    # appendix B.3
+    # whether to correct the initial bias of the moving averages; false: as in appendix B.3 of the AdaScale
+    # paper
     debias_ewma: bool = True
-    # number of scale-invariant steps after which the run stops (Algorithm 2 of the AdaScale paper); null: no
-    # limit
+    # number of scale-invariant steps (sum of the gains) after which the run stops (Algorithm 2 of the
+    # AdaScale paper); null: no limit
     total_steps: float | None = None
 
 
@@ -91,24 +90,24 @@ class AdaScaleConfig:
 class OptimizerConfig:
     """The optimizer: SGD with Nesterov or heavy-ball momentum, as in the paper, or Adam or AdamW."""
 
-    # the learning rate before the schedule and AdaScale change it
+    # learning rate before the schedule and AdaScale adjust it
     learning_rate: float = MISSING
     momentum: float = MISSING  # momentum of sgd
     nesterov: bool = MISSING  # whether sgd uses Nesterov momentum; false: heavy-ball momentum
-    # weight decay; it is decoupled for adamw and added to the gradient for the other optimizers
+    # weight decay, which is decoupled for adamw and added to the gradient for the other optimizers
     weight_decay: float = 0.0
     name: str = "sgd"  # sgd, adam or adamw
     beta1: float = 0.9  # decay rate of the first moment in adam and adamw
     beta2: float = 0.999  # decay rate of the second moment in adam and adamw
     epsilon: float = 1e-8  # constant added to the denominator in adam and adamw
-    # whether weight decay applies to norms and biases too; false: only to parameters with at least two
+    # whether weight decay also applies to norm layers and biases; false: only to parameters with at least two
     # dimensions
     decay_norms_and_biases: bool = True
-    max_grad_norm: float | None = None  # norm to which larger gradients are clipped; null: no clipping
+    max_grad_norm: float | None = None  # larger gradients are clipped to this norm; null: no clipping
     fused: bool = False  # whether to use torch's fused kernel
     zero_redundancy: bool = False  # whether to shard the optimizer state over ranks (ZeRO stage 1)
-    # decay rate of an exponential moving average of the weights; the average is then evaluated and saved
-    # instead of the weights; null: no average
+    # decay rate of an exponential moving average of the weights, which is evaluated and saved in their place;
+    # null: no average
     ema_decay: float | None = None
 
 
@@ -117,22 +116,22 @@ class ScheduleConfig:
     """The learning-rate schedule. Each duration can be given either in steps or in epochs."""
 
     shape: str = "constant"  # constant, linear_decay, cosine or step_decay
-    # duration of linear_decay and cosine; the learning rate stays constant afterwards
+    # duration of linear_decay and cosine; after that, the learning rate stays constant
     decay_steps: int | None = None
     decay_factor: float = 100.0  # linear_decay and cosine end at learning_rate / decay_factor
-    # duration of a linear warmup; its factor rises to 1 and is multiplied with the shape
+    # duration of a linear warmup, which multiplies the shape by a factor that rises to 1
     warmup_steps: int = 0
     decay_epochs: float | None = None  # decay_steps in epochs; give only one of the two
     warmup_epochs: float | None = None  # warmup_steps in epochs; give only one of the two
     # the step at which step_decay first divides the learning rate by milestone_factor
     first_milestone_steps: int | None = None
     first_milestone_epochs: float | None = None  # first_milestone_steps in epochs; give only one of the two
-    # number of steps until step_decay divides the learning rate a second time; null: it does so only once
+    # number of steps until step_decay divides the learning rate again; null: it does so only once
     milestone_gap_steps: int | None = None
     milestone_gap_epochs: float | None = None  # milestone_gap_steps in epochs; give only one of the two
     milestone_factor: float = 10.0  # number by which step_decay divides the learning rate at each milestone
-    # what advances the schedule: steps, which are optimizer steps, or fresh_examples, of which batch_size
-    # count as one step, so that repeats do not advance it; warmup always counts optimizer steps
+    # what advances the schedule: steps (optimizer steps), or fresh_examples, where batch_size fresh examples
+    # count as one step and repeats do not count; warmup always counts optimizer steps
     unit: str = "steps"
 
 
@@ -142,10 +141,10 @@ class TargetConfig:
 
     metric: str = MISSING  # name of a metric of the task
     value: float | None = None  # value at which the run ends; null: the run spends its whole budget
-    # number of consecutive evaluations that must meet the target; the cost is measured at the last of them
+    # number of consecutive evaluations that must meet the target; the cost is measured at the last one
     consecutive: int = 1
     # value of the metric for random guessing; a run that is no better than this after chance_share of
-    # max_fresh_examples counts as diverged; null: a run only diverges by its loss (see max_loss)
+    # max_fresh_examples counts as diverged; null: only the loss can make a run diverge (see max_loss)
     chance_level: float | None = None
     # fraction of max_fresh_examples, in (0, 1], after which a run must be better than chance_level
     chance_share: float = 0.5
@@ -153,9 +152,9 @@ class TargetConfig:
 
 @dataclass
 class EvaluateConfig:
-    """How often and on how many examples the validation split is evaluated."""
+    """How often the model is evaluated, and on how many validation examples."""
 
-    # number of fresh examples between two evaluations, which must be the same for all arms of a sweep
+    # number of fresh examples between two evaluations; must be equal in all arms of a sweep
     every_fresh_examples: int = MISSING
     batch_size: int = 1000  # batch size used for evaluation
     max_examples: int | None = None  # maximum number of validation examples to evaluate; null: all
@@ -173,16 +172,16 @@ class TrackingConfig:
 
 @dataclass
 class SearchConfig:
-    """The search for the best hyperparameters of each arm, that is, each configuration under comparison.
+    """The search for the best hyperparameters of each arm (configuration under comparison).
 
-    An experiment defines the arms. A task defines the hyperparameters that are searched and their ranges.
+    An experiment defines the arms, and a task defines which hyperparameters are searched in which ranges.
     """
 
-    # number of non-divergent trials per search; 1: no search, each arm runs once with the task's values
+    # number of non-divergent trials per search; 1: no search, so each arm runs once with the task's values
     trials: int = 1
     repeats: int = 1  # number of independent searches per arm
-    seed: int = 0  # seed from which the points and the seeds of all trials are derived
-    # maximum number of diverged trials per search that are replaced by other points; null: 2 * trials
+    seed: int = 0  # seed from which the hyperparameters and seeds of all trials are derived
+    # maximum number of diverged trials that a search replaces with new trials; null: 2 * trials
     max_diverged: int | None = None
     workers: int = 2  # number of local worker processes
     # whether to stop a trial once it has read more fresh examples than the best trial of its search needed
@@ -193,8 +192,8 @@ class SearchConfig:
     axes: dict[str, str] = field(default_factory=dict)
     # arms to compare, as name: overrides, for example batch_e2: [echo=batch, echo.factor=2]
     arms: dict[str, list[str]] = field(default_factory=dict)
-    # baselines, as name of an arm: name of its baseline; an arm that is not listed is compared with the arm
-    # without echoing that has the same batch size and shuffle buffer
+    # baselines, as arm: baseline; by default, an arm is compared with the arm without echoing that has the
+    # same batch size and shuffle buffer
     baselines: dict[str, str] = field(default_factory=dict)
 
 
@@ -212,26 +211,26 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    # modules that are called at each evaluation and at the end of the run, for example [my_callbacks]; see
+    # modules to call at each evaluation and at the end of the run, for example [my_callbacks]; see
     # docs/your-own.md
     callbacks: list[str] = field(default_factory=list)
-    seed: int = 0  # seed of the initial weights, the order of the data, the echoing and the augmentation
+    seed: int = 0  # seed of the initial weights, data order, echoing and augmentation
     batch_size: int = MISSING  # number of examples per step
     max_steps: int | None = None  # maximum number of optimizer steps; null: no limit
-    # maximum number of fresh examples, that is, examples read without counting repeats; null: no limit
+    # maximum number of fresh examples, that is, examples read, not counting repeats; null: no limit
     max_fresh_examples: int | None = None
     max_train_time_s: float | None = None  # maximum training time in seconds; null: no limit
     # a run with a larger or non-finite training loss is stopped and counts as diverged
     max_loss: float = 1000.0
-    checkpoint_every_s: float = 60.0  # time between two checkpoints in seconds
+    checkpoint_every_s: float = 60.0  # time in seconds between two checkpoints
     device: str = "auto"  # auto, cpu or cuda
     # auto, float32 or bfloat16; auto uses bfloat16 autocast if the hardware supports it
     precision: str = "auto"
     channels_last: bool = False  # whether the model uses torch's channels_last memory format
     # mode of torch.compile for the model: off, default or reduce-overhead, which uses CUDA graphs
     compile: str = "off"
-    rank_timeout_s: float = 600.0  # time in seconds after which a rank that waits for another rank fails
-    threads: int = 1  # number of CPU threads for torch; results are identical only for the same number
+    rank_timeout_s: float = 600.0  # time in seconds that a rank waits for another before it fails
+    threads: int = 1  # number of CPU threads for torch; results are identical only with the same number
     restart: bool = False  # whether to start over; an existing run folder is kept under another name
 
 
@@ -354,7 +353,7 @@ def validate(config: Config) -> None:
 
 
 def check_schedule(schedule: ScheduleConfig) -> None:
-    """Check that no duration is missing or is given both in steps and in epochs."""
+    """Check that no duration is missing or given in both steps and epochs."""
     for name in ("decay", "warmup", "first_milestone", "milestone_gap"):
         steps, epochs = getattr(schedule, f"{name}_steps"), getattr(schedule, f"{name}_epochs")
         if steps and epochs is not None:
@@ -369,7 +368,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
 
 
 def _validate_adascale(config: Config) -> None:
-    """Reject settings with which AdaScale would compute a wrong gain or learning rate."""
+    """Reject settings that would make AdaScale compute a wrong gain or learning rate."""
     adascale, name = config.adascale, config.optimizer.name
     count = adascale.num_gradients_to_accumulate
     if config.batch_size % count:

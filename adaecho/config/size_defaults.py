@@ -1,4 +1,4 @@
-"""Choose defaults from the size of the user's data, for ``scale=images`` and ``scale=text``."""
+"""Choose defaults based on the size of the user's data, for ``scale=images`` and ``scale=text``."""
 
 import functools
 from typing import Any
@@ -14,8 +14,8 @@ _MAX_VALIDATION = 1_000
 _MAX_BATCH = 64
 _MAX_BUFFER = 10_000  # in examples
 _MIN_EPOCHS, _MAX_EPOCHS = 2, 10
-_BUDGET = 50_000  # in fresh examples; small images take minutes on a CPU
-_RATE_PER_EXAMPLE = 0.001  # gives about the learning rate 0.03 of experiment=caltech101 at batch size 32
+_BUDGET = 50_000  # in fresh examples; with small images, this takes minutes on a CPU
+_RATE_PER_EXAMPLE = 0.001  # at batch size 32, this gives about the 0.03 of experiment=caltech101
 
 
 def scaled(key: str, *, _root_: DictConfig) -> Any:
@@ -32,7 +32,8 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     * ``decay_steps``: ``max_fresh_examples`` divided by the batch size.
     * ``axes``: the search ranges of the learning rate and the momentum.
 
-    If the user sets a budget below two epochs, half the budget replaces the epoch.
+    If the user's budget is below two epochs, ``shuffle_buffer`` and ``every_fresh_examples`` use half the
+    budget in place of an epoch.
     """
     held_out, training = _split(_size(_root_))
     if key == "validation_examples":
@@ -81,7 +82,7 @@ def _size(config: DictConfig) -> Size:
     return _size_at(str(config.data.path), tuple(task.items()), config.data.max_bad_examples)
 
 
-@functools.cache  # it is needed for each value of each arm, and reading the data may take long
+@functools.cache  # it is called for each value of each arm, and reading the data may be slow
 def _size_at(path: str, task: tuple[tuple[str, Any], ...], max_bad_examples: int) -> Size:
     plain = dict(task)
     return our_options().get(plain["name"], TaskConfig).size_of(path, plain, max_bad_examples)

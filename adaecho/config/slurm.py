@@ -18,15 +18,15 @@ class SlurmSettings:
     cpus_per_task: int = 1
     mem_gb: float = 2.0  # memory per node in GB
     gpus_per_node: int | None = None
-    # number of trials for which one job is submitted; raise it if trials are short
+    # number of trials per job; raise it if trials are short
     trials_per_job: int = 1
     array_parallelism: int = 256  # maximum number of jobs
-    max_num_timeout: int = 20  # maximum number of times that a job is requeued after a time-out
-    signal_delay_s: int = 120  # time in seconds before the time limit at which a job writes a checkpoint
+    max_num_timeout: int = 20  # maximum number of times that a job is requeued after a timeout
+    signal_delay_s: int = 120  # a job writes a checkpoint this many seconds before its time limit
     # shell commands to run at the start of each job, for example module load
     setup: list[str] = field(default_factory=list)
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # further options for sbatch
-    wait: bool = True  # whether to wait for the jobs; false: submit them and return at once
+    wait: bool = True  # whether to wait for the jobs; false: submit them and return immediately
 
     @property
     def ranks(self) -> int:

@@ -41,16 +41,16 @@ class TaskConfig:
 
     name: str = MISSING  # a built-in task, an entry point of the group adaecho.tasks, or a module path
 
-    # Options that were added after the first results of the task had been recorded. At their defaults they
-    # are left out of a run's identity, so that existing run folders keep their names and existing searches
-    # keep their points.
+    # Options that were added after the first results of the task were recorded. At their defaults, they are
+    # left out of a run's identity, so that existing run folders keep their names and existing searches keep
+    # their points.
     added: ClassVar[tuple[str, ...]] = ()
-    # The name of the module in adaecho/tasks/; empty if it is equal to the name of the task.
+    # The name of the module in adaecho/tasks/; empty if it equals the name of the task.
     module: ClassVar[str] = ""
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the dataset, which determines the defaults of ``scale=``, e.g. the batch size.
+        """Return the size of the dataset, which determines defaults of ``scale=`` such as the batch size.
 
         Args:
             path: the value of ``data.path``.
@@ -95,7 +95,7 @@ def added_options(name: str) -> dict[str, Any]:
 
 
 def our_options() -> dict[str, type[TaskConfig]]:
-    """Return the options class of each built-in task by the task's name."""
+    """Return the options class of each built-in task, by task name."""
     # The module of options does not import torch.
     options: dict[str, type[TaskConfig]] = importlib.import_module(f"{ENTRY_POINTS}.options").OPTIONS
     return options
@@ -129,5 +129,5 @@ def module_path(name: str, group: str, message_start: str) -> str:
 
 
 def callback_path(name: str) -> str:
-    """Return the dotted path of a callback's module, given this path or the name of an entry point."""
+    """Return the dotted path of a callback's module, given that path or the name of an entry point."""
     return module_path(name, "adaecho.callbacks", f"callbacks=[{name}]: expected the name of a callback")

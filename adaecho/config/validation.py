@@ -1,4 +1,4 @@
-"""Checks of ranges and choices whose error messages name the config key."""
+"""Check ranges and choices, with error messages that name the config key."""
 
 import math
 

@@ -25,7 +25,7 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 class Cifar10(NamedTuple):
     """The files of CIFAR-10 that were found at a path, and a function that reads them."""
 
-    # read(split, bad) returns the arrays image and label, and adds images that can't be decoded to bad
+    # read(split, bad) returns the arrays image and label, and adds images that cannot be decoded to bad
     read: Callable[[Split, BadExampleBudget], Images]
     has_test: bool  # whether there is a split "test"
     files: list[Path]  # of all splits
@@ -79,8 +79,8 @@ def decode_all(
     """Decode examples in parallel on all cores, and stack those that can be decoded.
 
     Args:
-        examples: pairs of a name, for messages, and an example.
-        bad: collects the examples that can't be decoded.
+        examples: pairs (name, example), where the name is used in messages.
+        bad: collects the examples that cannot be decoded.
     """
 
     def attempt(named: tuple[str, dict[str, Any]]) -> dict[str, Any] | str:

@@ -29,7 +29,7 @@ _IMAGES = ("{split}2017", "{split}", "images/{split}2017", "images/{split}", "im
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The annotated boxes of one image, K in number.
+    """The K annotated boxes of one image.
 
     Attributes:
         boxes: float32 [K, 4] as x1, y1, x2, y2 in pixels.
@@ -48,8 +48,8 @@ class GroundTruth:
 class DetectionImages:
     """A map-style dataset of images with bounding boxes, in COCO's format.
 
-    An example is ``{"image", "boxes", "labels", "size"}``, with the image as encoded bytes and without the
-    boxes of crowds.
+    An example is ``{"image", "boxes", "labels", "size"}``. The image is stored as encoded bytes, and boxes of
+    crowds are left out.
 
     Attributes:
         categories: names of the categories. Label k stands for ``categories[k - 1]``.
@@ -92,11 +92,11 @@ class DetectionImages:
 def read_both(path: str, bad: BadExampleBudget) -> tuple[DetectionImages, DetectionImages | None, list[Path]]:
     """Read the training images and, if present, the validation images of a dataset in COCO's format.
 
-    Images without a file and unusable boxes are skipped.
+    Images whose file is missing are skipped, and so are unusable boxes.
 
     Args:
-        path: a folder with ``annotations/instances_train2017.json``, ``train2017/`` and so on; other common
-            names are found too.
+        path: a folder with ``annotations/instances_train2017.json``, ``train2017/`` and so on, or with other
+            common names.
         bad: collects the skipped images and boxes, and limits their number.
 
     Returns:
@@ -128,7 +128,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
     try:
         content = json.loads(file.read_bytes())
         images = {one["id"]: (one["file_name"], one["height"], one["width"]) for one in content["images"]}
-        # Labels are the positions in the order of ids, because COCO's ids have gaps.
+        # Labels are positions in the sorted list of ids, because COCO's ids have gaps.
         categories = {one["id"]: str(one["name"]) for one in content["categories"]}
         labels = {number: label for label, number in enumerate(sorted(categories), start=1)}
         listed = [(one["image_id"], one["category_id"], one) for one in content["annotations"]]

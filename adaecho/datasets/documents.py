@@ -14,7 +14,7 @@ from adaecho.datasets.storage import load_tables, visible_files
 from adaecho.errors import DataError
 
 Text = str | ValueError
-"""The text of a document, or an error that says why the document can't be read."""
+"""The text of a document, or an error that says why the document cannot be read."""
 
 _TEXT_ENDINGS = (".txt", ".py", ".md")
 _JSON_ENDINGS = (".jsonl", ".json.gz", ".jsonl.gz")
@@ -27,11 +27,11 @@ class Documents:
     """Text documents, grouped into splits.
 
     Attributes:
-        splits: the files or tables of each split. The keys are ``train`` and optionally ``validation``
-            and ``test``.
+        splits: the files or tables by split. The keys are ``train`` and optionally ``validation`` and
+            ``test``.
         files: all files of the splits.
         column: name of the text column in tables and JSON lines.
-        lines: whether each line of a text file is a document; otherwise a whole file is one document.
+        lines: whether each line of a text file is a document; otherwise the whole file is one.
     """
 
     splits: dict[str, list[Any]]
@@ -45,7 +45,7 @@ class Documents:
         return next((name for name in ("validation", "test") if name in self.splits), None)
 
     def read(self, shard: Any, first: int = 0) -> Iterator[tuple[str, Text]]:
-        """Yield the documents of a file or table from ``first`` on, as pairs (name for messages, text)."""
+        """Yield the documents of a file or table from ``first`` on, as pairs (name, text)."""
         if not isinstance(shard, Path):
             rows = shard.select(range(first, len(shard))).with_format("arrow").iter(1000)
             texts = (text for batch in rows for text in batch[self.column].to_pylist())
@@ -90,7 +90,7 @@ def _by_split(root: Path, files: list[Path]) -> dict[str, list[Path]]:
             split for split, words in _WORDS.items() if re.search(rf"(?<![a-z])({words})(?![a-z])", name)
         )
         splits.setdefault(next(named, ""), []).append(file)
-    # Use all files for training, unless some are named for training and others for validation or test.
+    # Use all files for training, unless some are named for training and others for validation or testing.
     if "train" not in splits or {"validation", "test"}.isdisjoint(splits):
         return {"train": files}
     if unnamed := splits.pop("", []):
@@ -132,4 +132,4 @@ def _json_lines(file: Path, column: str) -> Iterator[Text]:
                     text = ValueError(f"{column!r} is of type {type(text).__name__}, not str")
                 yield text or ""
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{file}: can't be unpacked ({error}); download the file again") from error
+        raise DataError(f"{file}: cannot be unpacked ({error}); download the file again") from error

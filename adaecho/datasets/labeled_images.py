@@ -80,10 +80,10 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabeledIma
     """Find the training images and, if present, the validation images of a dataset.
 
     Args:
-        path: where the images are. It can be one of these:
+        path: where the images are, as one of these:
 
             * tar shards, given by path, URL or pattern;
-            * the id of a dataset on the Hugging Face hub;
+            * the id of a dataset on the Hugging Face Hub;
             * a folder with ``train/<class>/`` and optionally ``val/<class>/`` (or validation, valid, test);
             * a folder of class folders, without splits;
             * a folder with ``train*.tar`` and optionally ``val*.tar``;
@@ -145,7 +145,7 @@ def open_shards(urls: list[str], key: str, **settings: int) -> TarShards:
 
 
 def read_shards(urls: list[str], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all examples of tar shards in stored order, as pairs (name for messages, example)."""
+    """Yield all examples of tar shards in stored order, as pairs (name, example)."""
     example = None
     try:
         for url in shard_urls(urls):

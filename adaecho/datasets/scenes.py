@@ -52,7 +52,7 @@ class Scenes:
 def make_scenes(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], number: int, *, seed: int) -> Scenes:
     """Generate images (scenes) with 1 to 4 handwritten digits each, whose boxes do not overlap."""
     # glyphs is uint8 [N, 8, 8] with values from 0 to 16, and digits int64 [N]. Each scene has its own random
-    # numbers, so that scene i is the same if more scenes are generated.
+    # numbers, so that scene i does not depend on the number of scenes.
     rngs = (np.random.default_rng((_SEED, seed, row)) for row in range(number))
     return Scenes([_scene(glyphs, digits, rng) for rng in rngs])
 

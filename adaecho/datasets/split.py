@@ -13,7 +13,7 @@ Arrays = dict[str, NDArray[Any]]
 class Subset:
     """A map-style dataset with a subset of the examples of another map-style dataset.
 
-    Examples are read from the other dataset on request, so that dataset may be larger than the memory.
+    Examples are read from the other dataset on demand, so that dataset may be larger than memory.
 
     Args:
         dataset: a map-style dataset.

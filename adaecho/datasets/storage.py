@@ -16,7 +16,7 @@ _REMEDY = "after fixing it, run the same command again: a run resumes from its c
 
 
 class Tables(NamedTuple):
-    """A dataset that consists of tables, with one table for each split.
+    """The tables of a dataset, one for each split.
 
     Attributes:
         splits: a ``datasets.Dataset`` for each split name, such as "train".
@@ -30,7 +30,7 @@ class Tables(NamedTuple):
 def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> Tables:
     """Load the given columns of a dataset, for each of its splits, with Hugging Face's ``datasets``."""
     # path is a local folder, or a hub id: owner/name, or owner/name/configuration. key is the config key that
-    # contains the path, for messages. The names of the splits are those that datasets gives them.
+    # contains the path, for messages. The splits keep the names that datasets gives them.
     import datasets  # imported here, because it takes most of a second
 
     datasets.disable_progress_bars()
@@ -42,8 +42,8 @@ def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> 
     try:
         # Always map the files, even if HF_DATASETS_IN_MEMORY_MAX_SIZE would load small tables into memory.
         splits = datasets.load_dataset(*named, keep_in_memory=False)
-    except Exception as error:  # datasets raises many types of errors if tables can't be loaded
-        what = "can't be loaded" if local.exists() else "no such folder, and the hub id can't be loaded"
+    except Exception as error:  # datasets raises many types of errors if tables cannot be loaded
+        what = "cannot be loaded" if local.exists() else "no such folder, and the hub id cannot be loaded"
         raise DataError(
             f"{key}={path}: {what} ({type(error).__name__}: {error}). Check files, name, connection and "
             "access (HF_HUB_OFFLINE=1 reads the cache alone)"
@@ -82,13 +82,12 @@ def storage_errors() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:  # the error does not concern a file
             raise
-        raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); {_REMEDY}") from error
 
 
 def digest_of_files(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
     """Return a hash of the names and sizes of files, as a dict with one item."""
-    # Without files, the dict is empty. The contents of the files are not read. For a URL, only the name is
-    # hashed.
+    # Without files, the dict is empty. File contents are not read, and for a URL, only the name is hashed.
     names = sorted(map(str, files))
     if not names:
         return {}
@@ -105,26 +104,26 @@ def _name_and_size(name: str) -> str:
 
 
 class BadExampleBudget:
-    """A list of bad examples that were skipped, which raises an error if there are too many.
+    """Collects bad examples that were skipped, and raises an error if there are too many.
 
     Args:
-        budget: the largest allowed number of bad examples, ``data.max_bad_examples``.
+        budget: the maximum number of bad examples, ``data.max_bad_examples``.
 
     Attributes:
-        found: a line for each skipped example, with its origin and the reason.
+        found: one line for each skipped example, with its origin and the reason.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget, self.found = budget, list[str]()
 
     def add(self, *lines: str) -> None:
-        """Record skipped examples, and print a warning for each of them.
+        """Record skipped examples, and print a warning for each one.
 
         Args:
-            lines: one line for each example: file and row, a colon, and the reason.
+            lines: one line per example, with the file and row, a colon, and the reason.
 
         Raises:
-            DataError: there are now more bad examples than the budget.
+            DataError: there are now more bad examples than the budget allows.
         """
         self.found += lines
         if len(self.found) > self._budget:

@@ -20,7 +20,7 @@ from adaecho.datasets.split import split_indices
 from adaecho.datasets.storage import BadExampleBudget, digest_of_files
 from adaecho.errors import ConfigError, DataError
 
-PAD, END = 0, 1  # special tokens: PAD fills up a short example; END marks the beginning and end of a document
+PAD, END = 0, 1  # special tokens: PAD pads short examples; END marks the beginning and end of a document
 _VERSION = 5
 _DOCUMENTS = 512  # number of documents that are encoded together
 
@@ -30,8 +30,8 @@ class Packing:
     """How text documents are cut into training examples.
 
     Attributes:
-        kind: ``packed`` joins all documents and cuts them into blocks. ``sentence`` makes one example of each
-            document, which is padded or cut off.
+        kind: ``packed`` joins all documents and cuts them into blocks. ``sentence`` makes each document one
+            example, which is padded or truncated.
         block: number of tokens that are predicted in an example. An example has one more token.
         vocabulary: number of different tokens, including PAD and END.
     """
@@ -79,11 +79,11 @@ def tokenized(documents: Documents, packing: Packing, data: DataConfig) -> Token
 
 
 def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
-    """Return a tokenizer that is trained on some texts once, and then read from the cache.
+    """Return a tokenizer from the cache. If it is not there yet, train it first.
 
     Args:
         key: cache key of the texts; see ``cache_key``.
-        texts: read only if the tokenizer is not in the cache.
+        texts: training texts, read only if the tokenizer is not in the cache.
         vocabulary: number of different tokens.
     """
     file = cache_folder() / f"{key}.tokenizer.json"
@@ -105,7 +105,7 @@ def _new_in_cache(path: Path) -> Iterator[Path]:
             _move(new, path)
     except OSError as error:
         raise DataError(
-            f"{path}: the token cache can't be written ({error.strerror or error}); free some space, or set "
+            f"{path}: the token cache cannot be written ({error.strerror or error}); free some space, or set "
             "ADAECHO_CACHE to a folder with space"
         ) from error
 

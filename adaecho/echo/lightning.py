@@ -1,11 +1,11 @@
 """Workarounds that let PyTorch Lightning resume a loader at the right batch.
 
-* *Prefetch*: if a loader has no length, Lightning requests each batch one step before it trains on it. A
+* *Prefetch*: if a loader has no length, Lightning requests each batch one step before training on it. A
   checkpoint must not count this batch as used. ``holds_last_batch`` detects it.
-* *End of an epoch*: Lightning does not load a loader's state that was saved at the end of an epoch, so
-  training would repeat the first epoch. ``resumed_at_end`` returns this state, and the loader loads it.
+* *End of an epoch*: Lightning does not load a loader state that was saved at the end of an epoch, so training
+  would repeat the first epoch. ``resumed_at_end`` returns this state, and the loader loads it.
 * *Maximum number of steps*: with ``max_steps``, Lightning does load this state. It then requests an iterator
-  for the epoch that has already ended. ``resumed_at_end`` detects this, and the loader returns an empty
+  for an epoch that has already ended. ``resumed_at_end`` detects this, and the loader returns an empty
   iterator.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-# Lightning informs a loader of neither case, so both workarounds search the call stack for its loop
+# Lightning signals neither case to the loader, so both workarounds search the call stack for its loop
 # (``_PrefetchDataFetcher`` and ``FitLoop.restarting``).
 _DEPTH = 3  # the fetcher nests a batch in a tuple with its index and in a collection over several loaders
 
@@ -26,9 +26,9 @@ def holds_last_batch(batch_id: int) -> bool:
 
 
 def resumed_at_end(loader: Any) -> tuple[dict[str, Any] | None, bool] | None:
-    """Detect that Lightning resumes at the end of an epoch, and return how the loader must react."""
-    # The result is None in all other cases. The pair contains the state that the loader must load (None if
-    # there is none), and whether its next iterator must be empty.
+    """Detect whether Lightning is resuming at the end of an epoch, and return how the loader must react."""
+    # Otherwise return None. The returned pair contains the state that the loader must load (or None), and
+    # whether its next iterator must be empty.
     loop: Any = next((loop for name, loop in _methods_that_call() if name == "setup_data"), None)
     combined = getattr(loop, "_combined_loader", None)  # None while Lightning checks the loader
     if combined is None or not getattr(loop, "is_resuming", False):

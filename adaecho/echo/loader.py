@@ -50,88 +50,87 @@ class EchoLoader(LoaderStats):
             batches if ``echo="batch"``, and calls ``decode`` with a whole batch.
         echo: the variant: ``none``, ``batch``, ``example_before_augmentation`` or
             ``example_after_augmentation``.
-        factor: echoing factor e >= 1, the number of times that each fresh example or batch is used. If e is
-            not an integer, each item is used floor(e) or ceil(e) times, drawn at random with mean e. With
-            ``auto`` the loader sets e to R, the measured ratio of the loading time of a batch to the time of
-            a training step, limited to the range from 1 to ``max_factor``.
-        shuffle_buffer: number of examples in the shuffle buffer. With 0 there is no buffer, and only
+        factor: echoing factor e >= 1, the number of times that each fresh (newly read) example or batch is
+            used. If e is not an integer, each item is used floor(e) or ceil(e) times, drawn at random with
+            mean e. With ``auto``, the loader sets e to R, clipped to [1, ``max_factor``]. R is the measured
+            loading time of a batch divided by the time of a training step.
+        shuffle_buffer: number of examples in the shuffle buffer. With 0, there is no buffer, and only
             ``order`` shuffles.
         augment: a random augmentation in one of three forms. ``augment(example, rng)`` receives a NumPy
             generator that depends only on the example and its repeat. An object with
             ``augment.block(arrays, keys)`` augments many examples in one vectorized call.
-            ``augment(example)`` draws from the global generators, which the loader seeds before each call.
-            The function may write into the arrays and tensors that it receives, because each repeat has its
-            own copies. A pair ``(once, each_time)`` splits the augmentation: under
+            ``augment(example)`` draws from the global random generators, which the loader seeds before each
+            call. The function may write into the arrays and tensors that it receives, because each repeat
+            gets its own copies. A pair ``(once, each_time)`` splits the augmentation: under
             ``example_before_augmentation``, ``once`` runs before the echo and ``each_time`` runs on each
-            repeat. In the other variants the two run one after the other.
-        decode: ``decode(example)`` turns a stored example into the form that is trained on. It must be
+            repeat. In the other variants, one runs right after the other.
+        decode: ``decode(example)`` turns a stored example into the form used for training. It must be
             deterministic. If the buffer contains encoded examples and ``decode`` has a method
             ``for_augment(augment)``, the loader decodes with the function that this method returns. This
             function may decode only the part that the augmentation needs, for example a crop.
         collate: function that turns a list of examples into a batch in new memory. The default is torch's
             ``default_collate``, except that tuples stay tuples. The function must not draw from the global
-            generators. If it needs random numbers, it can be ``collate(examples, rng)`` and receives a
+            generators. To use random numbers, define it as ``collate(examples, rng)``, where ``rng`` is a
             generator that depends only on the batch. Only one thread at a time calls it, unless it declares
             ``thread_safe = True``.
-        buffer_format: whether the shuffle buffer, and an echo before augmentation, contain examples before or
-            after ``decode``. The batches are the same, but time and memory differ. ``decoded`` decodes each
-            fresh example once. ``encoded`` saves memory but decodes each repeat again. With
-            ``max_bad_examples`` it also decodes each fresh example on entry, so that a bad example can be
-            skipped. ``auto`` chooses ``encoded`` if that causes no additional decoding (no echo before
-            augmentation and ``max_bad_examples=0``), and ``decoded`` otherwise.
-        max_bad_examples: largest number of examples that may fail to decode. The loader skips these examples
-            and lists them in ``bad_examples``; one more raises its error. Errors of the machine or the
-            network, such as a full disk or a lost connection, are always raised.
+        buffer_format: whether the shuffle buffer, and an echo before augmentation, store encoded or decoded
+            examples. The batches are the same, but time and memory differ. ``decoded`` decodes each fresh
+            example once. ``encoded`` saves memory but decodes each repeat again. With ``max_bad_examples``,
+            it also decodes each fresh example on entry, so that a bad example can be skipped. ``auto``
+            chooses ``encoded`` if that causes no additional decoding (no echo before augmentation and
+            ``max_bad_examples=0``), and ``decoded`` otherwise.
+        max_bad_examples: maximum number of examples that may fail to decode. The loader skips these examples
+            and lists them in ``bad_examples``; the next one raises its error. Machine and network errors,
+            such as a full disk or a lost connection, are always raised.
         batch_length: function that returns the number of examples in a whole batch. It is needed only with
-            ``batch_size=None`` and batches whose length the loader cannot see from their structure.
-        order: order in which a source with a length is read in each epoch. ``permutation`` shuffles the
-            examples, ``shards`` shuffles the shards and reads each one in order, and ``sequential`` keeps the
-            stored order. An iterable always keeps its own order.
+            ``batch_size=None`` and batches whose length the loader cannot infer from their structure.
+        order: reading order in each epoch, for a source with a length. ``permutation`` shuffles the examples,
+            ``shards`` shuffles the shards and reads each one in order, and ``sequential`` keeps the stored
+            order. An iterable always keeps its own order.
         sampler: sampler that yields the rows of each epoch, as in a DataLoader. It replaces ``order``.
-        epochs: number of epochs in each ``iter()``; None iterates endlessly. At the end of the last epoch the
-            buffer is emptied, and the last batch may be short. All ranks make the same number of batches: if
-            the examples of one ``iter()`` do not divide evenly among the ranks, up to ``world_size - 1`` of
-            the first ones are repeated at the end, as with DistributedSampler. With ``batch_shuffle_buffer``
-            the short batch can come at different steps on different ranks.
-        drop_last: drop a short last batch. Examples that do not divide evenly among the ranks are then
-            dropped instead of repeating others.
+        epochs: number of epochs in each ``iter()``; None iterates endlessly. At the end of the last epoch,
+            the buffer is emptied, and the last batch may be short. All ranks make the same number of batches:
+            if the examples of one ``iter()`` do not divide evenly among the ranks, up to ``world_size - 1``
+            of the first ones are repeated at the end, as with DistributedSampler. With
+            ``batch_shuffle_buffer``, the short batch can come at different steps on different ranks.
+        drop_last: whether to drop a short last batch. Examples that do not divide evenly among the ranks are
+            then also dropped, and none are repeated.
         seed: seed of all random numbers; any integer, used modulo 2**64.
-        num_workers: number of workers that read, decode and augment examples. With 0 the calling thread does
-            this work. Workers are processes, as in a DataLoader, unless the code can run in threads: the
-            source must consist of arrays, be an iterable (which one thread reads) or declare
-            ``thread_safe = True``, and ``decode`` and ``augment`` must be vectorized or declare the same.
+        num_workers: number of workers that read, decode and augment examples. With 0, the calling thread does
+            this work. Workers are processes, as in a DataLoader, unless the code can run in threads. For
+            threads, the source must consist of arrays, be an iterable (which one thread reads) or declare
+            ``thread_safe = True``. ``decode`` and ``augment`` must be vectorized or declare the same.
             Processes are forked at the first batch of an iteration. Where fork is not available (macOS,
-            Windows), code that needs processes runs in the calling thread. If the source reads ahead itself,
-            for example a DataLoader with workers, R is correct only with at least 1 worker here.
+            Windows), code that needs processes runs in the calling thread. If the source itself reads ahead,
+            as a DataLoader with workers does, R is correct only with at least 1 worker here.
         processes: use worker processes even for thread-safe code. This helps if the code does not release the
             GIL, because threads would then run one after the other.
-        prefetch: number of batches to read ahead of the echo stage. None means two for each worker, as in a
+        prefetch: number of batches to read ahead of the echo stage. None means two per worker, as in a
             DataLoader.
         device: device to which the loader's threads copy each batch while the previous training step runs.
             None leaves batches on the CPU.
         batch_shuffle_buffer: number of batches in a shuffle buffer after batch echoing (paper, Fig. 7a). With
-            0 the repeats of a batch directly follow one another.
-        max_factor: upper bound of the echoing factor under ``factor="auto"``.
-        rank, world_size: number of this process and number of all processes; each reads its share of the
+            0, the repeats of a batch directly follow one another.
+        max_factor: upper bound on the echoing factor with ``factor="auto"``.
+        rank, world_size: index of this process and number of processes; each process reads its share of the
             examples. The defaults are those of torch.distributed, or 0 and 1 if it is not initialized. Whole
             batches are not split; each rank must read its own.
-        state_of_all_ranks: let ``state_dict()`` return the states of all ranks of torch.distributed. This is
-            for frameworks in which one rank writes the checkpoint (Lightning, Fabric, Accelerate). All ranks
-            must call ``state_dict()`` together.
+        state_of_all_ranks: whether ``state_dict()`` returns the states of all torch.distributed ranks. This
+            is for frameworks in which one rank writes the checkpoint (Lightning, Fabric, Accelerate). All
+            ranks must call ``state_dict()`` together.
         arguments_of_data_loader: further arguments of a DataLoader. ``dataset``, ``shuffle``, ``collate_fn``
             and ``prefetch_factor`` are accepted in place of ``source``, ``order``, ``collate`` and
-            ``prefetch``. For each of the others the error message names the replacement
-            (docs/around-your-loader.md).
+            ``prefetch``. For any other, an error message names the replacement (docs/around-your-loader.md).
 
     Attributes:
         dataset: the source that was passed to the loader.
-        sampler: the sampler that was passed to the loader. Without one the attribute does not exist.
+        sampler: the sampler that was passed to the loader. Without a sampler, the attribute does not exist.
         batch_size, drop_last: the arguments with these names.
-        num_workers: number of workers; so many read and decode, and as many others augment and collate.
+        num_workers: number of workers that read and decode; an equal number augment and collate.
         processes: whether the workers are processes instead of threads.
         sync_R: function that maps this rank's R (None until it is known) to the R that ``factor="auto"``
             uses. Assign a function that averages over ranks if all ranks should use the same factor. All
-            ranks call it after the same number of batches, so that it may communicate.
+            ranks call it after the same number of batches, so it may communicate.
 
     Raises:
         ValueError: an argument is invalid; the message names it, its value and the remedy.
@@ -139,7 +138,7 @@ class EchoLoader(LoaderStats):
     """
 
     _position = LoaderCursor()
-    _ahead: Batch | None = None  # the next batch, if it has been made already
+    _ahead: Batch | None = None  # the next batch, if it has already been made
     _before: tuple[LoaderCursor, int] | None = None  # the cursor before the last batch, and that batch's id
     _resumed = False  # whether a state was loaded, so that the next iter() continues its iteration
     _failed: Exception | None = None
@@ -185,7 +184,7 @@ class EchoLoader(LoaderStats):
             prefetch = others["prefetch_factor"] * num_workers
         prefetch = None if prefetch is None else given.whole("prefetch", prefetch, 0)
         collate = collate or others.get("collate_fn")
-        # If neither the caller nor torch.distributed gave a rank, a later init_process_group is an error.
+        # If neither the caller nor torch.distributed set a rank, a later init_process_group is an error.
         self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
         self.settings = settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed,
@@ -193,7 +192,7 @@ class EchoLoader(LoaderStats):
         )  # fmt: skip
         functions = Functions(decode, augment, collate, batch_length, settings, buffer_format)
         self.dataset, self.batch_size, self.drop_last = source, settings.batch_size, settings.drop_last
-        if sampler is not None:  # trainers test with hasattr whether there is one
+        if sampler is not None:  # trainers check for a sampler with hasattr
             self.sampler = sampler
         self._device, self._state_of_all_ranks = ToDevice(device), state_of_all_ranks
         readable = as_source(source, settings.seed, batch_size=batch_size, world_size=settings.world_size)
@@ -213,9 +212,9 @@ class EchoLoader(LoaderStats):
             self._position, self._pipeline.run = self._pipeline.begin(self._position, 1)
             self._pipeline.left = None
 
-    # Iteration. An error or Ctrl-C can leave a run (its threads and caches) in an unknown condition. The
-    # loader therefore detaches its run while the run makes a batch. If that fails, the loader discards the
-    # run and starts a new one at the cursor.
+    # Iteration. An error or Ctrl-C can leave a run (threads and caches) inconsistent, so the loader detaches
+    # the run while the run makes a batch. If that fails, the loader discards the run and starts a new one at
+    # the cursor.
 
     def __iter__(self) -> Iterator[Any]:
         self._check_process()
@@ -356,7 +355,7 @@ class EchoLoader(LoaderStats):
 
         Returns:
             A flat dict from names to numbers, strings and lists of numbers. It does not contain the examples
-            in the buffers, so that it takes only a few kilobytes. It can be stored as JSON, with
+            in the buffers, so it takes up only a few kilobytes. It can be stored as JSON, with
             ``torch.distributed.checkpoint``, or with ``torch.save`` and ``torch.load(weights_only=True)``.
         """
         self._check_process()
@@ -377,16 +376,16 @@ class EchoLoader(LoaderStats):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state. The next batch is then the same as in the run that saved the state.
 
-        A state does not contain examples, so the loader first reads the examples in its buffers again. The
+        A state does not contain examples, so the loader first rereads the examples in its buffers. The
         property ``reread_examples`` counts them.
 
         The source and most arguments must be the same as when the state was saved. ``factor``,
         ``max_factor`` and ``max_bad_examples`` may differ, and so may arguments that do not determine the
         batches, such as ``num_workers``.
 
-        Between two iterations (complete loops over the loader) the buffers are empty. If the state was saved
-        then, these may differ too: ``batch_size``, ``echo``, ``shuffle_buffer``, ``batch_shuffle_buffer``,
-        ``drop_last``, ``rank`` and ``world_size``.
+        Between two iterations (complete loops over the loader), the buffers are empty. If the state was saved
+        then, these arguments may also differ: ``batch_size``, ``echo``, ``shuffle_buffer``,
+        ``batch_shuffle_buffer``, ``drop_last``, ``rank`` and ``world_size``.
 
         Raises:
             ValueError: the state does not fit the arguments, the source or this version of adaecho; the
@@ -401,7 +400,7 @@ class EchoLoader(LoaderStats):
         self._resumed, self._next_iteration = True, None
         if self.settings.epochs is not None and self._position.in_pass:
             # If the state was saved after the last batch of an iteration, the next iter() must begin a new
-            # one. Looking ahead shows this, but bad examples behind the last batch must not count yet.
+            # one. Looking ahead shows this, but bad examples after the last batch must not count yet.
             fresh_examples = self._position.fresh_examples
             if self._look_ahead() is None:
                 self._position = self._position._replace(fresh_examples=fresh_examples)
@@ -417,8 +416,8 @@ class EchoLoader(LoaderStats):
         iteration, the next ``iter()`` abandons that one and begins iteration ``epoch``.
 
         A new loader around an iterable does not know how many examples the earlier iterations contained. If
-        ``epoch`` is not 0, its next ``iter()`` therefore warns and uses the random numbers of iteration 0. To
-        use other random numbers, load a state or pass another ``seed``.
+        ``epoch`` is not 0, the next ``iter()`` warns about this and uses the random numbers of iteration 0.
+        To use other random numbers, load a state or pass another ``seed``.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
@@ -447,7 +446,7 @@ class EchoLoader(LoaderStats):
     def close(self) -> None:
         """Stop all threads and processes and close the source. The loader cannot be iterated afterwards.
 
-        If a call of the source does not return within ten seconds, a RuntimeWarning is issued and its thread
+        If a call to the source does not return within ten seconds, a RuntimeWarning is issued and its thread
         continues in the background.
         """
         self._closed, self._ahead = True, None
@@ -462,7 +461,7 @@ class EchoLoader(LoaderStats):
 
 
 class EchoIterator:
-    """Iterator of an EchoLoader. All iterators of a loader share its position and the batches made ahead."""
+    """Iterator of an EchoLoader. All iterators of a loader share its position and any batch made ahead."""
 
     def __init__(self, loader: EchoLoader) -> None:
         self._loader = loader

@@ -35,11 +35,11 @@ from adaecho.echo.settings import Settings, order_of, refuse, whole
 from adaecho.echo.state import VERSION, Held, LoaderCursor, Streams
 from adaecho.echo.threads import InlineMap, OrderedMap, ThreadPool
 
-DOWNSTREAM_QUEUE = 2  # batches made ahead; more would take memory, and compete for the GIL with the step
+DOWNSTREAM_QUEUE = 2  # batches made ahead; more would take memory and compete with the step for the GIL
 _LEAST_BLOCK = 1024  # smallest number of items that enter the buffer at once while it fills
 _FREE_LOOKAHEAD = 2048  # rows planned at once for arrays in memory, for which reading ahead costs nothing
 _SLOT_BYTES = 16  # bytes in a buffer for the identity and the row of each item
-CLOSE_WAIT_S = 10.0  # longest time to wait for a call of the source
+CLOSE_WAIT_S = 10.0  # longest time to wait for a call to the source
 # The pipelines to close at exit, in order of creation, each with the id of the process that created it.
 _OPEN: dict["Pipeline", int] = {}
 _NO_FORK = (
@@ -52,7 +52,7 @@ _NO_FORK = (
 class Counters(NamedTuple):
     """How long the stages of a loader have worked so far, and how many batches they have read."""
 
-    # For each stage, two lower bounds in seconds on its time so far (see ``_bounds``). The stages work in
+    # For each stage, two lower bounds on its time so far, in seconds (see ``_bounds``). The stages work in
     # parallel, so the largest of all bounds is the time of the slowest stage.
     upstream_s: tuple[float, ...]  # of the stages before the echo
     own_s: tuple[float, ...]  # of the stages after the echo
@@ -60,7 +60,7 @@ class Counters(NamedTuple):
 
 
 class Pipeline:
-    """The parts of a loader that it keeps for its whole lifetime, such as its source and its reader."""
+    """The parts that a loader keeps for its whole lifetime, such as its source and its reader."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Pipeline:
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; set num_workers= there",
         )
-        # The size of the examples is checked when the first ones have been read.
+        # The size of the examples is checked once the first ones have been read.
         check_memory(_SLOT_BYTES * settings.shuffle_buffer)
         check_memory(_SLOT_BYTES * settings.batch_shuffle_buffer, "batch_shuffle_buffer")
         order = None if isinstance(source, IterableSource) else order_of(source, settings, sampler)
@@ -109,7 +109,7 @@ class Pipeline:
         if length is not None:
             before = replace(before, stacked=False, length=length)
         self.reader = self._reader(order, before)
-        # Makes the next batch. None while it makes a batch, and after it was discarded.
+        # Makes the next batch. None while it is making one, and after it has been discarded.
         self.run: Run | None = None
         # Set while the reader moves to another position. If an interrupt stops it, ``state`` returns the
         # position and the reader's state from before the move.
@@ -134,11 +134,11 @@ class Pipeline:
         )  # fmt: skip
 
     def reason_to_wait(self) -> str:
-        """Return text for a log line: what the next batch waits for."""
+        """Return text for a log line: what the next batch is waiting for."""
         return f"{self.source.name}: {'reading again' if self._newest is None else self._newest.progress()}"
 
     def warn_of_draws(self) -> None:
-        """Warn once that the dataset draws random numbers before the echo, so that repeats share them."""
+        """Warn once that the dataset draws random numbers before the echo, so repeats share them."""
         if self._draw_once:
             self._draw_once = False
             warn_caller(
@@ -147,7 +147,7 @@ class Pipeline:
             )
 
     def begin(self, position: LoaderCursor, iteration: int) -> tuple[LoaderCursor, "Run"]:
-        """Abandon the current iteration, and begin the one with number ``iteration``, counted from 1."""
+        """Abandon the current iteration, and begin iteration number ``iteration``, counted from 1."""
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
         index = self.reader.begin(iteration, self.settings.epochs, abandoned_at)
@@ -183,7 +183,7 @@ class Pipeline:
     def _reader_state(self, position: LoaderCursor) -> ReaderState:
         """Return the state of the reader at a position of the training loop."""
         # Only an iterable needs the oldest example, and finding it takes a while. Between two iterations of
-        # other sources the state is empty, because the ranks and the order of rows may change then.
+        # other sources, the state is empty, because the ranks and the order of rows may change then.
         iterated = isinstance(self.source, IterableSource)
         oldest = self.streams.oldest_serial(position) if iterated else 0
         return self.reader.state(oldest, position.next_index) if iterated or position.in_pass else ([], [])
@@ -231,7 +231,7 @@ class Pipeline:
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
 
     def stop(self) -> None:
-        """Let the threads end after their current work, without waiting for them."""
+        """Make the threads end after their current work, without waiting for them."""
         if self.pool is not None:
             self.pool.stop()
 
@@ -273,8 +273,8 @@ class Pipeline:
         if self.pool is None:
             self.close()
         else:
-            # The collector may run in a thread of the loader, or with a lock that they need. Waiting for them
-            # here could deadlock.
+            # The garbage collector may run in one of the loader's threads, or while holding a lock that they
+            # need. Waiting for them here could deadlock.
             _thread.start_new_thread(self.close, ())
 
 
@@ -292,7 +292,7 @@ class Run:
     """The threads, processes and buffers that make the batches of a loader, starting at a given position."""
 
     def __init__(self, parts: Pipeline, position: LoaderCursor, held: Held) -> None:
-        # The reader of ``parts`` is at this position already. ``held`` lists the contents of the buffers at
+        # The reader of ``parts`` is already at this position. ``held`` lists the contents of the buffers at
         # this position, which are read again, because a state does not contain them.
         self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
@@ -300,13 +300,13 @@ class Run:
         if parts.processes:
             self.owners = WorkerProcesses(parts.num_workers, reader, parts.builder)
         self._read = reader.work if self.owners is None else self.owners.read
-        # Returns the fresh examples in the order of reading.
+        # Returns the fresh examples in reading order.
         self.queue = PrefetchQueue(
             self._claim, self._read, streams.log.bad, position.next_index, parts.warn_of_draws,
             begins=position.next_index == position.first_index,
         )  # fmt: skip
         self.pool = ThreadPool() if parts.num_workers else None  # None: the calling thread does all work
-        # First the examples of the buffers are read again, each only once, however often it is used.
+        # The examples in the buffers are reread first, each only once, no matter how often it is used.
         self._held, (self._again, self._uses) = held, np.unique(held.serials, return_counts=True)
         self._num_claimed = self._num_restored = 0  # counts of the buffers' examples
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
@@ -394,15 +394,14 @@ class Run:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
             workers, size, whole = parts.num_workers, parts.builder.batch_size, parts.streams.whole
-            # Each of n threads reads half of its n-th part of a batch at a time. A process reads four times
-            # as many examples at a time, because each transfer has a fixed cost, and it receives a second
-            # claim while it works on the first. Most batches have to wait for the slowest process, so twice
-            # as many batches are in progress as with threads.
+            # Each of n threads reads 1/(2n) of a batch at a time. A process reads four times this number,
+            # because each transfer has a fixed cost, and receives a second claim while it works on the first.
+            # Most batches have to wait for the slowest process, so twice as many batches are in progress.
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
                 readers, makers, share = 2 * workers, 2 * workers, 2.0
             # The threads that build batches also read arrays in memory and whole batches. For other sources,
-            # the queue lies before the echo, so that slow reading continues while the loop uses the repeats.
+            # the queue is before the echo, so slow reading continues while the loop uses the repeats.
             if parts.resident is None and not whole:
                 chunk = parts.group * size if parts.group > 1 else math.ceil(size * share / workers)
                 first = 2 * workers if parts.prefetch is None else parts.prefetch

@@ -15,8 +15,8 @@ from adaecho.echo.read.iterables import IterableSource
 from adaecho.echo.read.rows import ArraySource, MapSource
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
-# Settings that may differ from those of a state that is loaded. Those in the first list may always differ.
-# Those in the second may differ only between iterations, when the buffers are empty.
+# Settings that may differ from those in a loaded state: those in the first list always, and those in the
+# second only between iterations, when the buffers are empty.
 _MAY_CHANGE = ("factor", "max_factor", "max_bad_examples")
 _OF_WHAT_IS_HELD = (
     "batch_size", "echo", "shuffle_buffer", "batch_shuffle_buffer", "rank", "world_size", "drop_last",
@@ -119,7 +119,7 @@ class Settings:
         """Raise ValueError if the loader's arguments cannot be used with its source.
 
         Args:
-            shuffle: value of the DataLoader argument ``shuffle``; None if not passed.
+            shuffle: value of the DataLoader argument ``shuffle``; None if it was not passed.
         """
         if isinstance(source, IterableSource):
             self._check_can_iterate(source, shuffle)
@@ -176,7 +176,7 @@ class Settings:
     def check_same(self, saved: dict[str, Any], *, in_pass: bool) -> None:
         """Raise ValueError if a state was saved by a loader with incompatible settings."""
         # ``in_pass`` is whether the state was saved within an iteration. Between iterations the buffers are
-        # empty, so the settings in _OF_WHAT_IS_HELD may differ too.
+        # empty, so the settings in _OF_WHAT_IS_HELD may also differ.
         for name, value in self.plain().items():
             if name in _MAY_CHANGE or (not in_pass and name in _OF_WHAT_IS_HELD):
                 continue
@@ -262,8 +262,8 @@ def whole(name: str, value: Any, least: int | None) -> int:
     return number
 
 
-# The arguments of a DataLoader that EchoLoader does not have itself, with the replacement that the error
-# message names. None marks an argument that is accepted.
+# The DataLoader arguments that EchoLoader itself lacks, each with the replacement that the error message
+# names. None marks an argument that is accepted.
 _REMEDIES = {
     "shuffle": None,
     "collate_fn": None,

@@ -1,7 +1,7 @@
 """The state of a loader: its settings, the position of the training loop, and a log.
 
 The log contains the bad examples and the changes of the echoing factor. The state is a dict of numbers,
-strings and lists of numbers. It contains no examples.
+strings and lists of numbers, without any examples.
 """
 
 import json
@@ -26,7 +26,7 @@ class LoaderCursor(NamedTuple):
 
     # A fresh example or batch comes from the source and is not a repeat. This rank numbers its fresh
     # examples, and its fresh batches, in the order in which it reads them, over all epochs.
-    fresh_examples: int = 0  # fresh examples that the batches so far needed
+    fresh_examples: int = 0  # fresh examples needed for the batches so far
     reread_examples: int = 0  # examples that were read again to fill the buffers after a resume
     next_index: int = 0  # number of the next fresh example
     skipped: int = 0  # examples before ``next_index`` that no batch needed; can be negative after set_epoch
@@ -67,26 +67,26 @@ class Log:
     def __init__(self, settings: Settings) -> None:
         self.bad = BadExamples(settings.max_bad_examples)  # those that could not be read or decoded
         repeats, factor = settings.variant.repeats, settings.first_factor
-        # The factors of examples and of batches over time. A loader repeats at most one of the two. The
-        # factor of the other is always 1.
+        # The factors of examples and of batches over time. A loader repeats at most one of the two, so the
+        # other factor is always 1.
         self.examples = Factor(settings.seed, factor if repeats == "examples" else 1.0)
         self.batches = Factor(settings.seed + 1, factor if repeats == "batches" else 1.0)
 
     def go_back(self, position: LoaderCursor) -> None:
-        """Remove the entries that reading ahead has added after a position."""
+        """Remove the entries that reading ahead added after a position."""
         self.bad.go_back(position.next_index)
         self.examples.go_back(self.examples.before(position.next_index))
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
         """Prepare the log for an iteration that begins with example number ``index``."""
-        # The iteration will find the bad examples from this number on again.
+        # The iteration will rediscover the bad examples from this number on.
         self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
     def state(self, position: LoaderCursor, oldest: int) -> dict[str, Any]:
         """Return the bad examples and echoing factors up to a position, as entries of the loader's state."""
-        # A resume needs example ``oldest`` and later ones, so ``bad_numbers`` omits those before it.
+        # A resume needs only example ``oldest`` and later ones, so ``bad_numbers`` omits earlier ones.
         index = position.next_index
         return {
             "example_factors": [x for change in self.examples.before(index) for x in change],
@@ -122,7 +122,7 @@ class Held:
     """The contents of the loader's buffers at one position of the training loop."""
 
     examples: Contents = NOTHING  # the repeats of examples that have not left the shuffle buffer
-    # The examples of each batch that will be repeated again, by the batch's number.
+    # The examples of each batch that will be repeated again, by batch number.
     batches: dict[int, keyed.Items] = field(default_factory=dict)
 
     @property
@@ -209,7 +209,7 @@ class Streams:
 
     def state(self, position: LoaderCursor) -> dict[str, Any]:
         """Return a position, and the log up to it, as entries of the loader's state."""
-        # The order in which a buffer drains depends on all that it held when the input ended.
+        # The order in which a buffer drains depends on its full contents when the input ended.
         drained = position.examples.drained
         known = position.first_index if drained else self.oldest_serial(position) // self.world
         return {
@@ -225,7 +225,7 @@ class Streams:
         position = position._replace(examples=Cursor(*state["examples"]), batches=Cursor(*state["batches"]))
         log = Log.restored(self._settings, state, position)
         now, before = self._settings.world_size, json.loads(state["settings"])["world_size"]
-        if now != before:  # the state is from between two iterations, when each rank had read its whole share
+        if now != before:  # saved between two iterations, when each rank had read its whole share
             fresh = position.fresh_examples * before // now
             position = position._replace(fresh_examples=fresh, skipped=position.next_index - fresh)
         return position, log
@@ -236,8 +236,8 @@ def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
     states: list[Any] = [state]
     if is_distributed():
         states = [None] * torch.distributed.get_world_size()
-        # A thread of gloo releases its buffers shortly after all ranks have received the data. If a process
-        # ends at that moment, the thread aborts it (pytorch/pytorch#190489). We therefore use a separate
+        # A gloo thread releases its buffers shortly after all ranks have received the data. If a process ends
+        # at that moment, the thread aborts it (pytorch/pytorch#190489). To prevent this, use a separate
         # group, because destroying a group waits for its threads.
         group: Any = None
         if "gloo" in torch.distributed.get_backend_config():
@@ -261,7 +261,7 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
             f"load_state_dict: {saved} ranks saved this state within an iteration, but {world_size} load it; "
             f"start {saved} ranks, because each resumes at its own cursor"
         )
-    # If the number of ranks has changed between two iterations, every rank takes the part of rank 0.
+    # If the number of ranks has changed between two iterations, every rank takes rank 0's part.
     prefix = f"{rank if saved == world_size else 0}."
     return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
@@ -275,7 +275,7 @@ def check(state: Any, settings: Settings, length: int | None) -> None:
         "a state_dict() of this version, or start without load_state_dict",
     )
     settings.check_same(json.loads(state["settings"]), in_pass=bool(state["in_pass"]))
-    # A source of unknown length has the length -1 in a state, and None in the argument ``length``.
+    # An unknown length is -1 in a state, and None in the argument ``length``.
     had, has = (
         "no known length" if number in (None, -1) else f"{number} examples"
         for number in (state["source_length"], length)

@@ -26,7 +26,7 @@ class Timers:
     def __init__(self, counters: Callable[[], Counters]) -> None:
         self._counters = counters
         self.wait_time_s = 0.0
-        # Smoothed sums of the counters, of the seconds of steps, and of the number of steps.
+        # Smoothed sums of the counters, step times and step counts.
         self._upstream_s: list[float] = []
         self._own_s: list[float] = []
         self._fresh_batches = self._all_steps_s = self._all_steps = 0.0
@@ -47,7 +47,7 @@ class Timers:
         self._asked_s += waited
 
     def step(self) -> None:
-        """Record that the training loop receives a batch, so that one step ends and the next begins."""
+        """Record that the training loop receives a batch, so one step ends and the next begins."""
         returned_at, self._returned_at = self._returned_at, time.perf_counter()
         asked_s, self._asked_s = self._asked_s, 0.0
         if returned_at is None:
@@ -107,7 +107,7 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
 
 
 class LoaderStats:
-    """The read-only properties of an EchoLoader, as they were after the last batch that it returned."""
+    """The read-only properties of an EchoLoader, as of the last batch that it returned."""
 
     _position: LoaderCursor
     _pipeline: Pipeline
@@ -212,14 +212,13 @@ class LoaderStats:
     def upstream_s_per_batch(self) -> float:
         """Loading time in seconds per fresh batch: the time of the slowest stage before the echo.
 
-        A fresh batch comes from the source and is not a repeat. If several workers share the work of a
-        stage, its time is divided by their number. Only one thread reads an iterable, so this reading time
-        is not divided.
+        A fresh batch comes from the source and is not a repeat. If several workers share the work of a stage,
+        its time is divided by their number. Only one thread reads an iterable, so its reading time is not
+        divided.
 
         Some sources read ahead themselves, for example a ``DataLoader`` with workers. For these, only the
-        time that the EchoLoader waits for the source is counted. Use at least ``num_workers=1`` with such
-        sources. With ``num_workers=0`` the result is too low, because the source also loads during the
-        training step.
+        time that the EchoLoader waits for the source is counted. Use at least ``num_workers=1`` here: with 0,
+        the result is too low, because the source also loads during the training step.
         """
         return self._clocks.upstream_s_per_batch
 

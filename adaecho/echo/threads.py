@@ -25,7 +25,7 @@ _WAKE, _END = object(), object()
 _LOOK_EVERY_S = 0.005  # interval between checks of a flag
 
 
-class Shutdown(BaseException):  # not an Exception, so that no handler of errors catches it
+class Shutdown(BaseException):  # not an Exception, so that error handlers do not catch it
     """Raised in a thread that waits for work or a result when the pool stops."""
 
 
@@ -38,14 +38,14 @@ class PoolThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._pool, self._serve = pool, serve
         self.working = self.ended = False  # a pause waits until no thread is working
-        # If a worker process does the work, this thread waits for it. This number of seconds, the process's
-        # working time minus the waiting time, is then added to the thread's elapsed time.
+        # Seconds to add to the thread's elapsed time if it waits for a worker process: the process's working
+        # time minus the waiting time.
         self.elsewhere_s = 0.0
 
     def start(self) -> None:
         """Start the thread."""
-        # An interrupt in Thread.start could break a lock of Python, so a helper thread, which none reaches,
-        # calls it.
+        # An interrupt in Thread.start could break one of Python's locks, so a helper thread, which no
+        # interrupt reaches, calls it.
         _thread.start_new_thread(super().start, ())
 
     def run(self) -> None:
@@ -85,7 +85,7 @@ class ThreadPool:
 
     def run_in_thread(self, work: Callable[[], Result], *, after_stop: bool = False) -> Result:
         """Return the result of ``work()``, called in a new thread so that Ctrl-C cannot interrupt it."""
-        # With ``after_stop``, the call also works after the pool of threads has stopped.
+        # With ``after_stop``, the call also works after the thread pool has stopped.
         outcomes: SimpleQueue[Outcome] = SimpleQueue()
 
         def worked(thread: PoolThread) -> None:
@@ -107,13 +107,13 @@ class ThreadPool:
         return result  # type: ignore[no-any-return]
 
     def stop(self) -> None:
-        """Let each thread end after its current piece of work."""
+        """Make each thread end after its current piece of work."""
         self.stopping = True
         for ordered in self.maps:
             ordered.wake()
 
     def join(self, wait_s: float | None = None) -> bool:
-        """Wait for all other threads to end, at most ``wait_s`` seconds, and return whether they have."""
+        """Wait up to ``wait_s`` seconds for all other threads to end, and return whether they have."""
         deadline, here = None if wait_s is None else time.monotonic() + wait_s, threading.current_thread()
         while self.started_here and not all(one.ended or one is here for one in list(self.threads)):
             if deadline is not None and time.monotonic() > deadline:
@@ -137,14 +137,14 @@ class ThreadPool:
         self.paused_by = None
 
     def resume_for_caller(self) -> None:
-        """End a pause if the calling thread has started it."""
-        # An interrupt may have kept this thread from ending its pause; without this it would wait forever.
+        """End a pause if the calling thread started it."""
+        # Without this, the thread would wait forever if an interrupt kept it from ending its pause.
         if self.paused_by == threading.get_ident():
             self.resume()
 
     @property
     def started_here(self) -> bool:
-        """Whether this process has started the threads; False in a forked child."""
+        """Whether this process started the threads; False in a forked child."""
         return self._process == os.getpid()
 
     def check_process(self) -> None:
@@ -157,7 +157,7 @@ class ThreadPool:
 
 
 class InlineMap(Generic[Claim, Result]):
-    """Processes one piece of work in each call of ``get``, in the calling thread."""
+    """Processes one piece of work in each call to ``get``, in the calling thread."""
 
     wanted = at_once = 1  # number of threads, and number of pieces processed in parallel
     # Seconds spent in ``claim`` and in ``work`` by all threads, and seconds that callers of ``get`` waited.
@@ -200,7 +200,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         work: Callable[[Claim], Result],  # several threads call it in parallel
         *,
         threads: int,
-        window: int,  # largest number of pieces that may be started before ``get`` has returned their results
+        window: int,  # maximum number of pieces that may be started before ``get`` has returned their results
         name: str,
         # Number of pieces processed in parallel; 0 means ``threads``. It is smaller than ``threads`` if two
         # threads send their pieces to one worker process, which processes only one piece at a time.
@@ -226,7 +226,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         start, thread = time.perf_counter(), threading.current_thread()
         if isinstance(thread, PoolThread):
             thread.working = False
-        # While it waits, a thread does not count as working, so that a pause need not wait for it.
+        # While it waits, a thread does not count as working, so a pause does not wait for it.
         piece = self._taken(self._pieces)
         good, result = piece.get()
         if isinstance(thread, PoolThread):

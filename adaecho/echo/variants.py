@@ -50,7 +50,7 @@ def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle
 
     Args:
         factor: the echoing factor, a number or "auto".
-        max_factor: upper bound of the factor under "auto".
+        max_factor: upper bound on the factor under "auto".
     """
     if not 1 <= max_factor < MAX_FACTOR:
         raise ValueError(f"max_factor={max_factor}: must lie in [1, {MAX_FACTOR})")

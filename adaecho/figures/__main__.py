@@ -25,7 +25,7 @@ def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> tuple[list[
     """Draw the figures of all experiments.
 
     Returns:
-        The paths of the figures, and one section of the report for each experiment and task.
+        The paths of the figures, and the report's sections, one for each experiment and task.
     """
     written: list[Path] = []
     sections: list[str] = []

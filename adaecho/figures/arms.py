@@ -14,8 +14,8 @@ from adaecho.figures import style
 from adaecho.records.outcome import ratio_words
 
 Arm = dict[str, Any]
-# For this number of runs or more, show the interval of the mean instead of the minimum and maximum, because
-# the range between extremes grows with the number of runs.
+# With at least this many runs, show the interval of the mean instead of the minimum and maximum, because the
+# range between extremes grows with the number of runs.
 _MANY_RUNS = 10
 _SHORT = {
     "none": "baseline",
@@ -24,7 +24,7 @@ _SHORT = {
     "example_before_augmentation": "example, before augmentation",
     "example": "example",
 }
-# Longer names of arms are broken into lines of this many letters, to leave room for the panels.
+# Arm names are wrapped to lines of at most this many characters, to leave room for the panels.
 _LONGEST_LINE = 36
 
 
@@ -163,7 +163,7 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     searched = any(arm.get("searched") for arm in arms)
     values = {"best_value": f"best {name}"} if searched else {f"final_{metric}": f"{name}\nat the end"}
     shown = {key: words for key, words in values.items() if any(arm.get(key) for arm in arms)}
-    # Counts that are equal in all configurations have no panel. The caption lists them.
+    # Counts that are equal in all configurations have no panel, but the caption lists them.
     shown |= {key: words for key, words in _COUNTS.items() if not _alike(arms, key)}
     equal = [words.replace("\n", " ") for key, words in _COUNTS.items() if key not in shown]
     names = [textwrap.fill(_with_losses(arm), _LONGEST_LINE) for arm in arms]

@@ -1,4 +1,4 @@
-"""Figures with curves: costs against a setting (the paper's Figs. 4 to 7), training curves, tuning curves."""
+"""Figures with curves: costs against a setting (the paper's Figs. 4 to 7), training and tuning curves."""
 
 import math
 import textwrap
@@ -124,7 +124,7 @@ def draw_curves(
     curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, plot: Plot = AS_FIG3
 ) -> None:
     """Plot a validation metric during training, with one mean curve for each configuration."""
-    # There is one dict per hyperparameter search. Its lists fresh_examples and values are the points of the
+    # There is one dict per hyperparameter search, whose lists fresh_examples and values are the points of the
     # curve. Its other keys are arm, echo_variant, plot.x and plot.lines. For tuning_curves, metric is COST.
     panels, keys = _panels(curves, plot), line_keys(curves, plot.lines)
     looks = {one["arm"]: look(plot.lines, one[plot.lines], keys.index(one[plot.lines])) for one in curves}
@@ -236,7 +236,7 @@ def _label(grid: Any, curves: Sequence[Curve], metric: str) -> None:
 
 def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
     """Return how the lowest cost decreases with the number of trials, for each hyperparameter search."""
-    # A cost is the number of fresh examples to the target. Diverged trials do not count. A search with a
+    # A cost is the number of fresh examples to the target. Diverged trials do not count, and a search with a
     # single trial has no curve.
     curves = []
     for search in searches(row for row in rows if row["counted"]).values():

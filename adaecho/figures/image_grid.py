@@ -23,7 +23,7 @@ _COLUMNS = 4
 def grid(shown: Sequence[Shown], path: Path) -> None:
     """Draw a grid of images with up to four panels per row.
 
-    For detection, the true and the predicted boxes of an image have separate panels.
+    For detection, each image's true and predicted boxes have separate panels.
     """
     panels: list[tuple[Any, str, Sequence[Box], str]] = []
     for image, title, true, predicted in shown:

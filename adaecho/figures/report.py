@@ -26,7 +26,7 @@ def section(
     """Return the report's section on one experiment and task, with figures and a table of configurations.
 
     Args:
-        rows: one dict per trial, as ``records.outcome`` describes.
+        rows: one dict per trial; ``records.outcome`` describes its keys.
         arms: the result of ``records.table.summarize(rows)``.
         into: folder of the report. Links to the figures are relative to it.
     """

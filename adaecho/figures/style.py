@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from adaecho.records.files import atomic_file
 
 # The variants are in the paper's order. Okabe and Ito's colors can be distinguished with every kind of
-# color vision, and in gray.
+# color vision, and in grayscale.
 VARIANTS = {
     "none": ("baseline", "#555555"),
     "batch": ("batch echoing", "#56B4E9"),
@@ -22,8 +22,7 @@ VARIANTS = {
     "example_before_augmentation": ("example echoing before augmentation", "#009E73"),
     "example": ("example echoing", "#009E73"),  # for tasks without augmentation
 }
-# Colors of other series. No variant has one of these colors, so that a color has the same meaning in every
-# figure.
+# Colors of other series. No variant has any of these colors, so a color has the same meaning in every figure.
 SERIES = ("#0072B2", "#D55E00", "#CC79A7", "#7A5C00", "#5E3C99", "#000000")
 INK, MUTED, FAINT = "#222222", "#595959", "#8a8a8a"
 WIDTH_INCHES = 7.2  # 1,080 pixels, the width of a README on a high-resolution screen
@@ -69,7 +68,7 @@ def target_words(metric: str, value: float | None) -> str:
 
 
 def per_cent(value: float, _: int = 0) -> str:
-    """Format a fraction as a tick label in per cent."""
+    """Format a fraction as a tick label in percent."""
     return f"{100 * value:.4g}%"
 
 

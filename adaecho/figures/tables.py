@@ -23,7 +23,7 @@ LINES = {
     "fig7b": Plot("shuffle_buffer"),
 }
 
-# Some experiments use a task that is named after another data set. These are their own data sets.
+# The datasets of experiments whose task is named after another dataset.
 _DATA = {"bccd": "blood cells", "caltech101": "Caltech-101"}
 NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # text is not augmented
 
@@ -112,8 +112,8 @@ def read_tables(results: Path) -> RowsAndCurves:
     """Read the trials and training curves of all experiments under ``results``, sorted by path.
 
     Raises:
-        DataError: there is no ``<experiment>/<task>/trials.json``.
-        FolderError: a file is not JSON.
+        DataError: there are no files ``<experiment>/<task>/trials.json``.
+        FolderError: a file is not valid JSON.
     """
     tables = {
         (path.parts[-3], path.parts[-2]): (read_rows(path), _read_next_to(path, "curves.json", []))

@@ -7,7 +7,7 @@ training waits for data, and echoing can use this time.
     python -m adaecho.headroom task=imagenet data.path=... step_s=0.05
 
 The command measures each upstream stage alone, all stages together as EchoLoader runs them, and a training
-step on a batch that is on the device already. With step_s=, give the seconds of your own training step
+step on a batch that is already on the device. Pass step_s= to use the seconds of your own training step
 instead.
 """
 

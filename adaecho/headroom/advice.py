@@ -86,7 +86,7 @@ def _workers(loop: Loop) -> str:
 
 def _echo(loop: Loop) -> str:
     # The buffer size comes from experiments/distance: with echoing factor 4 and a shuffle buffer of 4,096
-    # examples, a repeat had 0.8 to 0.9 of the value of a repeat in a later epoch.
+    # examples, a repeat was worth 0.8 to 0.9 times as much as one in a later epoch.
     limit = (
         f"a factor up to {loop.R * loop.factor:.1f} costs no time; each further repeat is worth less, and "
         "much less with a shuffle_buffer below 4,096"

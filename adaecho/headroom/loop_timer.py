@@ -26,8 +26,8 @@ _MIN_STALL = 0.05  # the report suggests no change if the loop waits for a small
 class Watch:
     """A timer of a training loop, as returned by ``watch``.
 
-    Iterate over the timer instead of over the loader. It yields the loader's batches, and has the loader's
-    length and attributes.
+    Iterate over the timer instead of the loader. It yields the loader's batches, and has the loader's length
+    and attributes.
 
     If a trainer runs the loop, call ``begin_step`` and ``end_step`` around each training step, from the
     trainer's callbacks. Call ``resume`` after an evaluation, so that its time is not counted.
@@ -95,7 +95,7 @@ class Watch:
                 elif not done.query():
                     return
             self._pending.popleft()
-            # CUDA was initialized during this step, so the first time and the last are of different kinds.
+            # CUDA was initialized during this step, so its first and last times have different types.
             if type(asked) is not type(done):
                 continue
             waited_s, step_s = _seconds(asked, given), _seconds(given, done)
@@ -174,7 +174,7 @@ class Watch:
 def watch(loader: Iterable[Any]) -> Watch:
     """Measure how long a training loop waits for data and how long a step takes, and suggest improvements.
 
-    Iterate over the result instead of over ``loader``. It yields the same batches in the same order. Call
+    Iterate over the result instead of ``loader``. It yields the same batches in the same order. Call
     ``report()`` at any time; at the end of a ``with`` block the report is printed. Measuring does not make
     the loop wait for the GPU.
 
@@ -189,7 +189,7 @@ def _now() -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return time.perf_counter()
-    # A wait of the loop costs nothing while the GPU has queued steps. Only events show when the GPU is idle.
+    # Waiting costs nothing while the GPU has queued steps. Only events show when the GPU is idle.
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

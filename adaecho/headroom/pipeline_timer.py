@@ -78,7 +78,7 @@ def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = N
     with EchoLoader(**given, shuffle_buffer=config.batch_size) as loader:
         batches = iter(loader)
         batch = next(batches)
-        # Discard the batches that the workers have prefetched, because they would bias the mean.
+        # Discard the batches that the workers have prefetched, which would bias the mean.
         ahead = given["prefetch"] if given["prefetch"] is not None else 2 * max(given["num_workers"], 1)
         upstream_s = time_call(lambda: next(batches), budget_s, warm_up=ahead + 2)
     epoch_bytes = num_bytes(batch) * num_examples(given["source"]) // config.batch_size
@@ -111,7 +111,7 @@ def stages_s(given: dict[str, Any], budget_s: float) -> dict[str, float]:
 
 
 def training_step_s(config: Config, task: Task, batch: Any, device: torch.device, budget_s: float) -> float:
-    """Return the seconds of one SGD step on a batch that is on the device already."""
+    """Return the seconds of one SGD step on a batch that is already on the device."""
     model = task.build_model().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     precision = choose_precision(config, device)

@@ -54,8 +54,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
                 f"ghost batch norm: the ghost size {self.ghost_size} does not divide a batch of {len(x)} "
                 "examples; choose a multiple of the ghost size"
             )
-        # On an H200 this loop takes 1.4 to 2.2 times as long as plain batch norm, in both memory layouts. One
-        # call over all slices took up to 5.2 times as long (benchmarks/gpu/ghost_batch_norm.json).
+        # On an H200, this loop takes 1.4 to 2.2 times as long as plain batch norm, in both memory layouts. A
+        # single call over all slices took up to 5.2 times as long (benchmarks/gpu/ghost_batch_norm.json).
         parts = x.chunk(len(x) // self.ghost_size)
         means, variances = (
             [x.new_zeros(self.num_features, dtype=torch.float32) for _ in parts] for _ in range(2)

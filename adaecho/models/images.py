@@ -1,4 +1,4 @@
-"""Models of small images, and the layer that normalizes the input of every image model."""
+"""Models for small images, and the layer that normalizes the input of every image model."""
 
 from collections.abc import Sequence
 
@@ -79,7 +79,7 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> 
 class BasicBlock(nn.Module):
     """A residual block: ``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``.
 
-    It maps float [N, in_channels, H, W] to [N, channels, H, W], or to half of H and W if it adds channels.
+    It maps float [N, in_channels, H, W] to [N, channels, H, W], and halves H and W if it adds channels.
     """
 
     def __init__(self, in_channels: int, channels: int) -> None:

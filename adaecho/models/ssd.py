@@ -26,7 +26,7 @@ from torchvision.ops import batched_nms, box_iou
 
 Features = list[torch.Tensor]
 
-# Factors of the codes of centers and of log sizes. The paper's code divides by "variances" of 0.1 and 0.2.
+# Scale factors of the encoded centers and log sizes. The paper's code divides by "variances" of 0.1 and 0.2.
 _CENTER, _SIZE = 10.0, 5.0
 _LEAST_OVERLAP = 0.5  # a default box matches a true box if their IoU is at least this
 _NEGATIVES_PER_POSITIVE = 3
@@ -94,7 +94,7 @@ class FeatureMaps(nn.Module):
         return planes
 
 
-# The channels of MLPerf's planes. At 300 pixels, the planes have sides of 38, 19, 10, 5, 3 and 1, and there
+# The channels of MLPerf's feature maps. At 300 pixels, they have sides of 38, 19, 10, 5, 3 and 1, and there
 # are 8,732 default boxes.
 _CHANNELS = (256, 512, 512, 256, 256, 256)
 _RATIOS = [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
@@ -114,15 +114,15 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
     third = net.layer3
     third[0].conv1.stride = third[0].downsample[0].stride = (1, 1)
     stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, third)
-    # At 300 pixels, the last two of the five pairs of convolutions have no padding. They reduce planes of 5
-    # and 3 pixels to 3 and 1.
+    # At 300 pixels, the last two of the five pairs of convolutions have no padding. They reduce feature maps
+    # of side 5 and 3 to 3 and 1.
     padded = image_size != 300
-    side = -(-image_size // 8)  # side of the stem's plane
+    side = -(-image_size // 8)  # side of the stem's feature map
     extra = []
     for i, middle in enumerate((256, 256, 128, 128, 128)):
         halves = i < 3 or padded
-        # A plane of one pixel has the same size after stride 1 and stride 2. Use 1, because at stride 2 in
-        # bfloat16 on CPUs, the gradient of the weights is uninitialized memory (torch 2.15, oneDNN).
+        # A feature map of one pixel has the same size after stride 1 and stride 2. Use 1, because at stride 2
+        # in bfloat16 on CPUs, the gradient of the weights is uninitialized memory (torch 2.15, oneDNN).
         stride = 2 if halves and side > 1 else 1
         extra.append(_shrink(_CHANNELS[i], middle, _CHANNELS[i + 1], stride=stride, padding=int(halves)))
         side = -(-side // 2) if halves else side - 2
@@ -230,7 +230,7 @@ def multibox_loss(
     labels: torch.Tensor,
     default_boxes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed loss of a batch, and the number of matched default boxes by which to divide it.
+    """Return the summed loss of a batch, and the number of matched default boxes to divide it by.
 
     The loss is equation 1 of the paper: smooth L1 loss of box offsets plus cross entropy of classes. The
     cross entropy covers the matched boxes and, per image, up to three times as many background boxes with the
@@ -294,7 +294,7 @@ def detect(
         image_size: side of the network's input, in pixels.
         least_score: boxes need a higher probability than this.
         overlap: if two boxes of a class have a higher IoU than this, the box with the lower score is dropped.
-        most: largest number of detections per image.
+        most: maximum number of detections per image.
     """
     probabilities = functional.softmax(logits.float(), dim=-1)
     boxes = decode(codes.float(), default_boxes).clamp(0, image_size)

@@ -1,4 +1,4 @@
-"""Build image classifiers of timm by name, such as ResNet-50 (R. Wightman, "PyTorch Image Models")."""
+"""Build timm image classifiers by name, such as ResNet-50 (R. Wightman, "PyTorch Image Models")."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,15 +13,15 @@ from adaecho.errors import ConfigError, DataError, warn
 
 
 def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | None = None) -> nn.Module:
-    """Build a model of timm: float [N, 3, image_size, image_size] to logits [N, num_classes].
+    """Build a timm model: float [N, 3, image_size, image_size] to logits [N, num_classes].
 
     Args:
-        pretrained: a file for ``read_weights``; None for random weights. If the file has another number of
-            classes, the last layer is initialized randomly, with a warning.
+        pretrained: a file for ``read_weights``; None for random weights. If the file has a different number
+            of classes, the last layer is initialized randomly, with a warning.
 
     Raises:
         ConfigError: timm has no such model, or the model does not accept images of that size.
-        DataError: the weights can't be read, or belong to another model.
+        DataError: the weights cannot be read, or belong to another model.
     """
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=5, cutoff=0.5)
@@ -57,8 +57,8 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
 def read_weights(path: str) -> dict[str, torch.Tensor]:
     """Read weights from a safetensors or ``torch.save`` file without executing code in it.
 
-    The file contains a state dict, a checkpoint with a state dict in it, or timm's weights. The file
-    ``model/*.safetensors`` of a run also works.
+    The file contains a state dict, a checkpoint with a state dict in it, or timm's weights. A run's
+    ``model/*.safetensors`` file also works.
 
     Raises:
         DataError: there is no such file, or it contains no weights.
@@ -88,7 +88,7 @@ _RUN_PREFIX = "1."  # task imagenet's model is nn.Sequential(Normalize, timm's m
 def _initialize_last_layer(
     weights: dict[str, torch.Tensor], model: nn.Module, num_classes: int, key: str
 ) -> None:
-    """Use the model's random last layer if the weights have no last layer or one for different classes."""
+    """Use the model's random last layer if the weights have none or one for different classes."""
     named = model.pretrained_cfg["classifier"]  # type: ignore[index]
     heads = [named] if isinstance(named, str) else list(named)
     fresh = {name: value for name, value in model.state_dict().items() if name.rpartition(".")[0] in heads}

@@ -4,7 +4,7 @@ The module reads the run folders of the sweep and writes these files to ``result
 
     trials.json    one row per trial; ``records.outcome`` explains the keys, ``records.trials`` the format
     outcome.json   one dict per arm (compared configuration), computed from the rows
-    curves.json    for the best trial of each search, the metric at each evaluation
+    curves.json    the metric at each evaluation, for the best trial of each search
     origin.json    the command that ran the sweep, and the machines and package versions that were used
 
 Run ``python -m adaecho.records.collect SWEEP --command "..."``, with the command that ran the sweep.
@@ -42,10 +42,10 @@ def trial_row(
     Args:
         config: the config of the run as plain dicts.
         summary: the content of the run's ``summary.json``.
-        repeat: the number of the search, from 0.
-        index: the number of the trial within the search, from 0.
-        counted: whether the trial counts in the results. Diverged trials do not count.
-        positions: where each searched value lies in its range, from 0 (lowest) to 1 (highest).
+        repeat: the index of the search, from 0.
+        index: the index of the trial within the search, from 0.
+        counted: whether the trial counts in the results; diverged trials do not.
+        positions: the position of each searched value in its range, from 0 (lowest) to 1 (highest).
     """
     to_target = summary.get("to_target") or {}
     return {
@@ -82,9 +82,9 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
     """Write the result tables of a finished sweep, and return the folder that contains them.
 
     Args:
-        sweep: the folder of the sweep.
+        sweep: the sweep's folder.
         results: the parent folder; the tables are written to ``<results>/<experiment>/<task>/``.
-        command: the command that ran the sweep, to record it.
+        command: the command that ran the sweep, which is recorded.
 
     Raises:
         FolderError: the sweep has not finished, or its arms belong to more than one task.
@@ -137,7 +137,7 @@ def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> N
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
         for name in TABLES:
-            (into / name).unlink(missing_ok=True)  # if the process is killed, no old table stays
+            (into / name).unlink(missing_ok=True)  # so that no old table remains if the process is killed
         write_json(into / "origin.json", origin)
         for name, text in texts.items():
             write_text(into / name, text)

@@ -26,7 +26,7 @@ def environment() -> dict[str, Any]:
 
     * ``git``: the commit of this package's checkout as {sha, dirty}; null if there is no checkout.
     * ``cpu_cores``: the number of cores that this process may use.
-    * ``slurm``: Slurm's variables; empty outside of a Slurm job.
+    * ``slurm``: Slurm's variables; empty outside a Slurm job.
     """
     slurm = {name.lower(): os.environ[f"SLURM_{name}"] for name in _SLURM if f"SLURM_{name}" in os.environ}
     return {**_fixed(), "slurm": slurm}

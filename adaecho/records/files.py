@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from adaecho.errors import FolderError
 
-# Use PyYAML's faster parser and emitter in C if available, because a trial may last only a second.
+# Use PyYAML's faster C parser and emitter if available, because a trial may last only a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -63,7 +63,7 @@ def append(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. If this fails, a ``FolderError`` names the file."""
+    """Read a JSON file, or raise a ``FolderError`` that names the file."""
     with folder_errors(path):
         return json.loads(path.read_bytes())
 

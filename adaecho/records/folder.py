@@ -33,7 +33,7 @@ from adaecho.records import files
 _OVERRIDES = "# overrides: "
 HEARTBEAT_S = 15.0
 # A writer counts as dead if its last heartbeat is older than this. The limit is much longer than the
-# heartbeat, since a network file system may show file times up to a minute late (option acregmax of NFS).
+# heartbeat, since a network file system may show file times up to a minute late (NFS option acregmax).
 STALE_AFTER_S = 120.0
 
 
@@ -48,7 +48,7 @@ class RunFolder:
 
     Attributes:
         checkpoint: the path of the last checkpoint.
-        moved_to: the new path of the previous run if ``start`` has moved it; otherwise None.
+        moved_to: the new path of a previous run that ``start`` has moved away; otherwise None.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -89,7 +89,7 @@ class RunFolder:
             config: the config as plain dicts.
             overrides: the overrides on the command line.
             environment: the current environment. The environments of earlier starts are kept too.
-            restart: start a new run. An existing run is first moved to the folder ``<name>.old-<n>``.
+            restart: whether to start a new run. An existing run is first moved to ``<name>.old-<n>``.
 
         Raises:
             FolderError: the run in the folder has a different config. The message lists the differences.
@@ -142,7 +142,7 @@ class RunFolder:
         return [json.loads(line) for line in files.whole_lines(self._metrics)]
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
-        """Atomically write a binary file of the folder, such as the checkpoint."""
+        """Atomically write a binary file in the folder, such as the checkpoint."""
         self._check_writer()
         with files.atomic_file(path) as file:
             file.write(data)
@@ -270,7 +270,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str | None:
-    """Try to lock an open file. Return None, or a description of the process that holds the lock."""
+    """Try to lock an open file. Return a description of the process that holds the lock, or None."""
     is_ours = is_locked = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

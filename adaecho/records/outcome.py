@@ -1,20 +1,20 @@
 """Compare the arms of an experiment by their trials, following the protocol of the paper (section 3).
 
-An arm is one configuration under comparison. Each arm is tuned by one or more independent searches. A search
+An arm is one configuration under comparison, which is tuned by one or more independent searches. A search
 consists of several trials, each with a different point (set of hyperparameter values).
 
 If the experiment has a target value for a metric, ``outcome`` compares how many fresh examples each arm
 needed to reach it. If there is no target, ``ends`` compares the metrics at the end of the budget.
-``best_trials`` chooses the trial that represents each search.
+``best_trials`` chooses the best trial of each search, which represents the search.
 
 A row describes one trial as a flat dict with these keys::
 
     experiment, task, arm, echo_variant, echo_factor     which configuration the trial belongs to
     baseline                                             name of the arm to compare with, or null
     batch_size, shuffle_buffer, batch_shuffle_buffer     settings that figures use as axes
-    repeat, index                                        number of the search, number of its point
+    repeat, index                                        number of the search, number of the point in it
     status                                               reached, budget_spent, diverged, failed, ...
-    counted                                              is it one of the search's non-divergent trials?
+    counted                                              whether it is among the search's non-divergent trials
     seed, hyperparameters                                the seed, and the point as {key: value}
     run_id                                               digest of the config; see ``config.identity``
     trials_left                                          number of unfinished trials in the same search
@@ -43,15 +43,15 @@ from adaecho.records.statistics import cost_ratio, mean_interval
 from adaecho.records.trials import Status
 
 Row = dict[str, Any]
-# For these metrics a lower value is better. For all others a higher value is better, unless the row has
-# a target_direction.
+# For these metrics, lower values are better. For all others, higher values are better, unless the row has a
+# target_direction.
 LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
 TARGET = ("target_metric", "target_value", "target_in_a_row")  # the oldest records lack target_in_a_row
 COUNTS = ("fresh_examples", "steps", "trained_examples")
 ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
-# The outermost share of an axis, at each end, that counts as its edge. In the paper no best point lay there
-# (section 3), so a best point at the edge suggests that the axis is too narrow.
+# The share of an axis at each end that counts as its edge. In the paper, no best point lay there (section 3),
+# so a best point at the edge suggests that the axis is too narrow.
 EDGE = 0.05
 _SHARED = ("batch_size", "shuffle_buffer")  # an arm and its default baseline must agree in these settings
 SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
@@ -59,7 +59,7 @@ SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 def outcome(rows: list[Row]) -> list[Row]:
     """Return the cost of each arm to reach the target, and this cost relative to the arm's baseline."""
-    # There is one dict per arm, in order of first appearance. _arm and _ratio explain the keys of the dicts.
+    # There is one dict per arm, in order of first appearance. _arm and _ratio explain the keys.
     best = best_trials(rows)
     arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
     costs = {name: searched_costs(rows_of_arm) for name, rows_of_arm in by_arm(rows).items()}
@@ -83,14 +83,14 @@ def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
 
 
 class Bounds(NamedTuple):
-    """A lower and an upper bound for the cost of a search; equal if the search reached the target."""
+    """Lower and upper bounds on the cost of a search; equal if the search reached the target."""
 
     low: float
     high: float
 
 
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
-    """Return a lower and an upper bound for what each search spent to reach the target."""
+    """Return lower and upper bounds on what each search spent to reach the target."""
     # rows are the trials of one arm. cost is one of COSTS, or s_per_fresh_example (training time per fresh
     # example).
     found = []
@@ -105,7 +105,7 @@ def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bo
             found.append(Bounds(min(rates, default=0), max(rates, default=math.inf)))
         else:
             # The search missed the target, so its cost is at least the smallest amount that a trial spent.
-            # The bound is 0 while a trial is left, because that trial may reach the target at a lower cost.
+            # The bound is 0 while trials are left, because they may reach the target at a lower cost.
             is_open = any(row.get("trials_left") for row in search)
             spent = 0 if is_open else min((row.get(cost) or 0 for row in counted), default=0)
             found.append(Bounds(spent, math.inf))
@@ -139,7 +139,7 @@ def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
 
 def ratio_words(arm: Row) -> str:
     """Format an arm's cost ratio, for example ``0.72``, or ``>0.72`` if it is at least 0.72."""
-    # arm comes from outcome. Its ratio must be known.
+    # arm is an item of outcome's result, and its ratio is known.
     sign = {"at least": ">", "at most": "<"}.get(arm.get("ratio_bound", ""), "")
     return f"{sign}{arm['ratio_to_baseline']:.2f}"
 
@@ -182,12 +182,12 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
 
 def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Group trials by search, that is by (arm, repeat), in the order of first appearance."""
+    """Group trials by search, that is, by (arm, repeat), in order of first appearance."""
     return _grouped(rows, itemgetter("arm", "repeat"))
 
 
 def best_value(search: Iterable[Row]) -> float | None:
-    """Return the best value of the target's metric in all counted trials, or None."""
+    """Return the best value of the target's metric among all counted trials, or None."""
     best = min((row for row in search if row["counted"]), key=_distance, default=None)
     return None if best is None else best["best_value"]
 
@@ -202,7 +202,7 @@ def _distance_at_end(row: Row) -> float | None:
 
 
 def _distance(row: Row) -> float:
-    """Return a sort key for the best value of a trial, such that a smaller key is better."""
+    """Return a sort key for the best value of a trial. Smaller keys are better."""
     value: float | None = row["best_value"]
     direction = row.get("target_direction") or usual_direction(row["target_metric"])
     return math.inf if value is None else value if direction == "min" else -value
@@ -224,7 +224,7 @@ def lowest(costs: Iterable[int | None]) -> int | None:
 
 
 def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group rows or curves by arm, in the order of first appearance."""
+    """Group rows or curves by arm, in order of first appearance."""
     return _grouped(rows, itemgetter("arm"))
 
 
@@ -244,7 +244,7 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
         **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *settings)},
         "searches": len({row["repeat"] for row in rows}),
         "reached": len(reached),  # number of searches that reached the target
-        "trials": len(counted),  # without diverged trials
+        "trials": len(counted),  # not counting diverged trials
         "diverged": sum(row["status"] == Status.DIVERGED for row in rows),  # number of trials
         "missed": sum(row["to_target_fresh_examples"] is None for row in counted),  # number of trials
         "failed": sum(row["status"] == Status.FAILED for row in rows),  # number of trials
@@ -256,20 +256,20 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
 
 
 def _is_searched(key: str, rows: list[Row]) -> bool:
-    """Return whether a setting was searched, so that its value varies within the arm."""
+    """Return whether a setting was searched, or whether its value varies within the arm."""
     axes = {name.rpartition(".")[2] for row in rows for name in row.get("positions") or {}}
     return key in axes or len({row.get(key) for row in rows}) > 1
 
 
 def ends(rows: list[Row]) -> list[Row]:
     """Return the results of each arm at the end of its budget, for an experiment without a target."""
-    # There is one dict per arm, in order of first appearance. _arm_at_its_end explains the keys of the dicts.
+    # There is one dict per arm, in order of first appearance. _arm_at_its_end explains the keys.
     finals = [*dict.fromkeys(key for row in rows for key in row if key.startswith("final_"))]
     return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in by_arm(rows).values()]
 
 
 def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
-    # The results are those of the best trial of each search. finals are the names of the final metrics.
+    # The results are those of the best trial of each search. finals contains the names of the final metrics.
     all_ended = [row for row in rows if row["status"] == Status.BUDGET_SPENT]
     ended = [
         row if (tau := row.get("scale_invariant_steps")) is None else {**row, "mean_gain": tau / row["steps"]}
@@ -297,7 +297,7 @@ def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
     """Count how often the best value of each hyperparameter lies in the first or last 5% of its range.
 
     Args:
-        best: the best trial of each search of one arm.
+        best: the best trials of one arm, one for each search.
 
     Returns:
         ``{"at_edge": {key: count}}``, or an empty dict if no hyperparameter was searched.

@@ -14,7 +14,7 @@ class Ratio(NamedTuple):
     """The ratio of two geometric mean costs, and its 95% confidence interval.
 
     Attributes:
-        value: the ratio. It is below 1 if the first configuration is cheaper.
+        value: the ratio, which is below 1 if the first configuration is cheaper.
         low, high: the interval; None if it cannot be computed (see ``cost_ratio``).
     """
 
@@ -56,7 +56,7 @@ def welch_noise(
     least_variances: tuple[float, float] = (0.0, 0.0),
 ) -> Noise | None:
     """Estimate the standard error of the difference between the means of two samples (Welch 1947)."""
-    # least_variances has a lower bound for the variance of each sample. For example, rounded values may be
+    # least_variances has a lower bound on the variance of each sample. For example, rounded values may be
     # equal by chance, but their variance is not 0.
     if min(len(ours), len(theirs)) < 2:  # the variance of a single value is unknown
         return None

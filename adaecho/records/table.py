@@ -48,7 +48,7 @@ def summarize(rows: list[Row]) -> list[Row]:
 def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
     """Return the columns of the table that summarizes a sweep, with one row per compared configuration.
 
-    "fresh examples" is the mean cost to reach the target, and "range" shows the lowest and the highest cost.
+    "fresh examples" is the mean number needed to reach the target, and "range" shows the lowest and highest.
     ``-`` marks a missing value, and columns without any value are left out.
 
     Args:

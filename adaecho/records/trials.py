@@ -10,7 +10,7 @@ The table is a compact JSON file, with one trial per line::
     ]}
 
 ``same`` contains the values that are equal in all rows. A colon in the name of a column separates the name
-of a dict from a key of this dict. The folder of a sweep contains the same rows as a plain list of dicts.
+of a dict from one of its keys. The folder of a sweep contains the same rows as a plain list of dicts, and
 ``read_rows`` reads both formats.
 """
 
@@ -24,13 +24,13 @@ Row = dict[str, Any]
 # The tables in a folder of results. ``records.collect`` describes the first three; experiments/repeat_value
 # writes branches.json.
 TABLES = ("trials.json", "outcome.json", "curves.json", "branches.json")
-_INSIDE = ":"  # separates the name of a column that holds dicts from a key of these dicts
+_INSIDE = ":"  # separates the name of a column of dicts from a key of the dicts
 
 
 class Status(StrEnum):
     """The status of a trial, as recorded in ``summary.json`` and in ``trials.json``."""
 
-    RUNNING = "running"  # still running, or killed; the same command continues a killed run
+    RUNNING = "running"  # running, or killed; the same command continues a killed run
     PREEMPTED = "preempted"  # stopped by a signal, after the run wrote a checkpoint
     REACHED = "reached"  # reached the target
     BUDGET_SPENT = "budget_spent"

@@ -1,7 +1,7 @@
 """Copy the records of a run, or of a sweep and its trials, to Weights & Biases (W&B) in a separate process.
 
-Each run folder becomes one run in W&B. In mode online, evaluations are sent as soon as they are recorded. In
-mode offline, a run is written to disk when it has ended.
+Each run folder becomes one run in W&B. In online mode, evaluations are sent as soon as they are recorded. In
+offline mode, a run is written to disk when it has ended.
 """
 
 import os
@@ -21,7 +21,7 @@ from adaecho.records.files import read_json, read_yaml, write_text
 from adaecho.records.folder import RunFolder, is_held
 from adaecho.records.trials import Status
 
-# At its end, a command waits at most this long for the mirror. W&B gives up its upload earlier, after
+# Before it ends, a command waits at most this long for the mirror. W&B stops its upload earlier, after
 # _UPLOAD_WAIT_S, so that its files are complete and `wandb sync` can upload them later.
 FINISH_WAIT_S = 60.0
 _UPLOAD_WAIT_S = 45

@@ -1,7 +1,7 @@
 """Build the arms of a sweep (the configurations to compare), and parse the ranges in which they are tuned.
 
 Comma-separated values on the command line (``echo.factor=2,4``) or the key ``search.arms`` define the arms.
-The range of a tuned config key is written in Hydra's grammar. Tags choose how values are drawn from it::
+The range of a tuned config key is written in Hydra's grammar, and tags choose how values are drawn from it::
 
     tag(log, interval(0.01, 1))              log(x) is uniform
     tag(reverse_log, interval(0.5, 0.98))    log(1 - x) is uniform, for example for momentum
@@ -34,7 +34,7 @@ Compose = Callable[[Sequence[str]], dict[str, Any]]
 _NO_AXES = {
     *BUDGETS, "seed", "threads", "restart", "search", "tracking", "target", "evaluate", "data", "echo.factor",
 }  # fmt: skip
-# Keys that must be equal in all arms of a task, because the arms would not be comparable otherwise.
+# Keys that must be equal in all arms of a task, because otherwise the arms would not be comparable.
 _OF_ALL_ARMS = (
     "max_fresh_examples", "max_loss", "target.chance_level", "target.chance_share",
     "evaluate.every_fresh_examples", "evaluate.max_examples", "data.validation_examples", "data.split_seed",
@@ -47,7 +47,7 @@ class SweepOverrides:
 
     Attributes:
         fixed: the overrides with a single value.
-        choices: the alternatives of each comma list, for example ``("echo.factor=2", "echo.factor=4")``.
+        choices: the alternatives in each comma list, for example ``("echo.factor=2", "echo.factor=4")``.
         intervals: the ranges to search, by config key.
     """
 
@@ -106,7 +106,7 @@ def build_arms(
         else:
             possible.update((name, *combination))
             arms.setdefault(stable_hash(arm.to_dict(), arm.config["callbacks"]), arm)
-    # A value that occurs in no valid combination is probably a mistake.
+    # A value that has no valid combination is probably a mistake.
     for parts, reason in impossible.items():
         if not possible.issuperset(parts):
             raise reason
@@ -214,7 +214,7 @@ def _type_of(key: str, options: type[TaskConfig]) -> Any:
 
 
 def _keys_set(override: str) -> list[str]:
-    """Return all config keys that an override sets, also nested ones as in ``schedule={decay_steps: 9}``."""
+    """Return all config keys that an override sets, even nested ones as in ``schedule={decay_steps: 9}``."""
     if override.startswith("~"):
         return [_key(override)]
     value = OverridesParser.create().parse_override(override).value()

@@ -68,7 +68,7 @@ class Arm:
     """One of the compared configurations, and the ranges in which its hyperparameters are tuned.
 
     Attributes:
-        name: the name of the arm, and of its folder in the folder of the sweep.
+        name: the name of the arm and of its folder in the sweep's folder.
         config: the composed config as plain dicts. Each trial replaces the values of the searched keys.
         axes: the ranges to search; empty if the arm is not tuned.
     """
@@ -105,7 +105,7 @@ class Arm:
 class TrialId:
     """The identifier of a trial (training run) in a sweep.
 
-    ``str(trial_id)`` is ``<arm>/<repeat>/<index>``, the trial's folder in the folder of the sweep.
+    ``str(trial_id)`` is ``<arm>/<repeat>/<index>``, the path of the trial in the sweep's folder.
     """
 
     arm: str
@@ -139,7 +139,7 @@ class Design:
     _cache: dict[tuple[str, int], list[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def points(self, arm: Arm, repeat: int, count: int) -> list[list[float | int]]:
-        """Return the first ``count`` or more points of a search, each with one value per range."""
+        """Return at least the first ``count`` points of a search, each with one value per range."""
         found = self._cache.get((arm.name, repeat), [])
         if len(found) < count and arm.axes:
             seed = stable_hash(self.seed, arm.content(), repeat)
@@ -185,7 +185,7 @@ class Design:
         return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
     def differences(self, recorded: "Design") -> list[str]:
-        """Return the differences from a recorded design that make it impossible to continue its sweep."""
+        """Return the differences from a recorded design that prevent its sweep from being continued."""
         # More trials, repeats and replacements of diverged trials are allowed.
         lines = smaller_budgets(vars(recorded), vars(self), _GROWING)
         old, new = (

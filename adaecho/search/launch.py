@@ -24,10 +24,10 @@ from adaecho.search.worker import MAX_ATTEMPTS, Worker
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 POLL_S = 10.0  # time between calls of squeue, which should be rare because they burden Slurm's controller
-_GRACE_S = 10.0  # time in which a trial can finish its step and write a checkpoint
+_GRACE_S = 10.0  # time for a trial to finish its step and write a checkpoint
 _LOOK_EVERY_S = 0.5
 _LOG_TAIL = 2000
-_LAST_TASKS_S = 60  # time in which the other tasks of a job must end after the first task has ended
+_LAST_TASKS_S = 60  # time for the other tasks of a job to end after the first one has ended
 
 
 class WorkerError(UserError):
@@ -35,7 +35,7 @@ class WorkerError(UserError):
 
 
 def run_here(worker: Worker, number: int, threads: int, look: Callable[[], int]) -> None:
-    """Run worker processes on this machine until no trial is left, and restart workers that die.
+    """Run worker processes on this machine until no trials are left, and restart workers that die.
 
     Args:
         number: the number of processes.
@@ -118,7 +118,7 @@ def _run(worker: Worker, number: int, sender: Connection) -> None:
 
 
 def _end_with_launcher() -> None:
-    """End this worker when its launching process has ended, so that its run folder is unlocked."""
+    """End this worker if the process that launched it has ended, so that its run folder is unlocked."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -128,7 +128,7 @@ def _end_with_launcher() -> None:
 
 
 def submit(folder: Path, worker: Worker, settings: SlurmSettings, missing: int) -> int:
-    """Submit the Slurm jobs that are still needed, and return their number.
+    """Submit the Slurm jobs that are needed in addition to live jobs, and return their number.
 
     Args:
         missing: the number of trials that remain to be run.
@@ -166,11 +166,11 @@ def _job_parameters(settings: SlurmSettings) -> dict[str, Any]:
 
 
 def watch(folder: Path, look: Callable[[], int]) -> None:
-    """Wait until no job of a sweep is left. Call ``look`` regularly to show progress."""
+    """Wait until no jobs of a sweep are left, and regularly call ``look`` to show progress."""
     live = 1
     while live:
         time.sleep(POLL_S)
-        with suppress(WorkerError):  # squeue fails while Slurm's controller is busy or restarts
+        with suppress(WorkerError):  # squeue fails while Slurm's controller is busy or restarting
             live = live_jobs(folder)
         look()
 

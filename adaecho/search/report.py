@@ -1,4 +1,4 @@
-"""Report the progress and the results of a sweep, from its run folders.
+"""Report the progress and the results of a sweep, based on its run folders.
 
 ``Progress`` prints a line for each trial that has ended. ``write_outcome`` prints a table of the compared
 configurations, and writes results, figures and Optuna studies.
@@ -23,7 +23,7 @@ from adaecho.search.design import Design, TrialId
 from adaecho.search.state import SweepState
 
 JOURNAL = "optuna.journal"
-_DIGITS = 4  # number of decimals of a position on an axis
+_DIGITS = 4  # number of decimal places of a position on an axis
 _FIGURE = "fig3"  # prefix of the names of a sweep's figures
 _AT_END = "At the end of the budgets: mean over the best trials of the searches of each arm."
 _TO_TARGET = (

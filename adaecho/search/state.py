@@ -1,4 +1,4 @@
-"""Read the state of a sweep from its run folders: which trials are needed, and how each has ended."""
+"""Read the state of a sweep from its run folders: which trials are needed, and how each one ended."""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,9 +18,9 @@ class Search:
 
     arm: Arm
     repeat: int  # number of the search among the searches of its arm, from 0
-    trials: int  # required number of trials, without diverged trials
-    max_diverged: int  # at most this many diverged trials are replaced by new trials
-    # the last known summary of each trial that has begun, by the index of the trial
+    trials: int  # required number of trials, not counting diverged ones
+    max_diverged: int  # maximum number of diverged trials that are replaced
+    # the last known summary of each trial that has begun, by trial index
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def status(self, index: int) -> str | None:

@@ -70,7 +70,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 
 def run(state: SweepState, config: DictConfig) -> bool:
-    """Run the remaining trials. Return False if Slurm still runs them, otherwise True."""
+    """Run the remaining trials. Return False if Slurm is still running them, otherwise True."""
     missing, look = len(state.missing()), Progress(state)
     worker = Worker(str(state.folder.resolve()))
     if config.hydra.runtime.choices["hydra/launcher"] != "slurm":

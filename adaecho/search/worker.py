@@ -1,12 +1,12 @@
-"""One worker of a sweep. It runs the missing trials, until none is left.
+"""Run one worker of a sweep, which runs missing trials until none are left.
 
 ::
 
     python -m adaecho.search.worker SWEEP_FOLDER
 
 ``design.json`` defines the trials, and the run folders contain their state. While a worker runs a trial, it
-locks the trial's run folder. This lock is all the coordination that workers need. Any number of workers may
-run, on every host that shares the folder. If a worker is killed, another worker continues its trial.
+locks the trial's run folder. Workers need no further coordination, so any number of them can run, on all
+hosts that share the folder. If a worker is killed, another one continues its trial.
 """
 
 import argparse
@@ -35,19 +35,19 @@ from adaecho.training.signals import WaitEndedError
 
 MAX_ATTEMPTS = 3  # maximum number of attempts to run a trial
 ATTEMPTS = "attempts.log"  # has one line for each attempt that crashed or is still running
-# How long a worker waits for trials of other workers. If the host of a trial has died, the trial seems
-# to be running until its lock is stale, so the wait must be longer than that.
+# How long a worker waits for trials of other workers. If the host of a trial has died, the trial appears to
+# be running until its lock is stale, so the wait must be longer than that.
 _PATIENCE_S = STALE_AFTER_S + 30
 _PAUSE_S = (0.1, 10.0)
 
 
 @dataclass
 class Worker:
-    """A worker of a sweep, as a callable object that can be pickled and sent to another process.
+    """A sweep worker: a callable object that can be pickled and sent to another process.
 
     Attributes:
         folder: the folder of the sweep.
-        ranks: the number of tasks in a Slurm job, which train each trial together.
+        ranks: the number of ranks (tasks of a Slurm job) that train each trial together.
         runner: the function that trains a trial; None for ``run_trial``.
     """
 
@@ -56,8 +56,8 @@ class Worker:
     runner: Callable[..., dict[str, Any]] | None = None
 
     def __call__(self, number: int = 0) -> str | None:
-        """Run trials until none is left, and return the message of an error that the user must fix."""
-        # Each worker has a different number, which chooses its GPU and its first trial.
+        """Run trials until none are left, and return the message of an error that the user must fix."""
+        # Each worker has a different number, which determines its GPU and its first trial.
         try:
             with self._ranks_of_job() as ranks:
                 ended_by = self._work(number, ranks)
@@ -65,14 +65,14 @@ class Worker:
             raise
         except UserError as error:
             return str(error)
-        if ended_by == "SIGUSR2":  # Slurm announces a time-out; submitit's handler then requeues the job
+        if ended_by == "SIGUSR2":  # Slurm announces a timeout; submitit's handler then requeues the job
             os.kill(os.getpid(), signal.SIGUSR2)
         if ended_by:
             sys.exit(128 + signal.Signals[ended_by])
         return None
 
     def checkpoint(self, number: int) -> Any:
-        """Called by submitit: return the job that runs this worker again after a time-out."""
+        """Called by submitit: return the job that runs this worker again after a timeout."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
@@ -123,12 +123,12 @@ class Worker:
         idle_since = time.monotonic()
         while True:
             now = read_json(folder / "design.json")
-            if state is None or now != plain:  # at the first pass, or after trials were added to the design
+            if state is None or now != plain:  # on the first pass, or after trials were added to the design
                 plain, state = now, SweepState(Design.from_dict(now), folder)
             left = [trial for trial in state.missing() if trial not in given_up]
             if not left:
                 return
-            first = number % len(left)  # workers begin at different trials, so that they rarely collide
+            first = number % len(left)  # workers start at different trials, so that they rarely collide
             for trial in [*left[first:], *left[:first]]:
                 if _claim(state, trial, given_up):
                     yield folder / str(trial), *state.design.trial(trial)
@@ -182,11 +182,11 @@ def _train(
     log.unlink(missing_ok=True)
     print_line(f"{name}: {summary['status']}")
     preempted = "SIGTERM" if summary["status"] == Status.PREEMPTED else None
-    return summary.get("signal") or preempted  # the first if a signal came after the outcome was decided
+    return summary.get("signal") or preempted  # "signal" may be set after the outcome was decided
 
 
 def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
-    """Return whether this worker should run a trial. A trial without attempts left is recorded as failed."""
+    """Return whether this worker should run a trial. A trial with no attempts left is recorded as failed."""
     run = RunFolder(state.folder / str(trial))
     log = run.path / ATTEMPTS
     try:
@@ -209,7 +209,7 @@ def _claim(state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
 
 
 def _begin(log: Path) -> None:
-    """Record that an attempt to run a trial begins. The run folder must be locked."""
+    """Record the start of an attempt to run a trial. The run folder must be locked."""
     # Another worker may have started an attempt since _claim.
     if _attempts(log) >= MAX_ATTEMPTS:
         raise FolderInUseError(f"{log.parent}: another worker has started the last attempt")

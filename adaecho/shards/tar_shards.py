@@ -21,7 +21,7 @@ from adaecho.shards.transfer import Transfer
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_DRAWN = 1024  # number of random numbers that are drawn together
+_DRAWN = 1024  # number of random numbers drawn at once
 _BLOCK = tarfile.BLOCKSIZE
 _TEXT = "utf-8", "surrogateescape"
 # These fields of a header are unpacked: name, size, type, magic, and first byte of the name's prefix. They
@@ -33,16 +33,16 @@ _TELLS_MORE = re.compile(rb" (path|size|GNU\.sparse[.\w]*)=")  # fields of an ex
 class TarShards:
     """An iterable over the examples of uncompressed tar archives, which an EchoLoader can resume exactly.
 
-    The archives are split over the ranks. With fewer archives than ranks, every rank reads all archives and
+    The archives are split among the ranks. With fewer archives than ranks, every rank reads all archives and
     yields only its share of the examples.
 
     Args:
-        shards: path or url of the archives, or a list of them. A url starts with ``http(s)://`` or a protocol
-            of fsspec. ``{000..127}`` expands to these numbers. ``*`` in a local path expands to the matching
+        shards: path or url of the archives, or a list of them. A url starts with ``http(s)://`` or an fsspec
+            protocol. ``{000..127}`` expands to these numbers. ``*`` in a local path expands to the matching
             files.
         shuffle: whether to shuffle the archives in each epoch, and to mix the examples of the open archives.
-            If not, the archives are read in the given order.
-        seed: seed of the order; it must be equal on all ranks.
+            If false, the archives are read in the given order.
+        seed: seed of the order; it must be the same on all ranks.
         open_shards: number of archives that a rank reads at the same time. Each example comes from a random
             open archive. When an archive ends, the next one is opened.
 
@@ -108,8 +108,7 @@ class TarPass:
         """Return the random number that chooses the archive of the next example."""
         block, at = divmod(self._count, _DRAWN)
         if block != self._block:
-            # The last word of the counter is 1, because the order of the shards uses the counters with a 0
-            # there.
+            # The last word of the counter is 1, because the order of the shards uses counters with a 0 there.
             bits = np.random.Philox(key=self._key, counter=[0, 0, block, 1])
             self._block, self._draws = block, bits.random_raw(_DRAWN).tolist()
         return self._draws[at]
@@ -161,12 +160,12 @@ class _Archive:
             raise tarfile.ReadError(f"{self._transfer.name}: {what}: {error}") from error
 
     def close(self) -> None:
-        """Close the connection or file. A later call of ``next`` opens it again."""
+        """Close the connection or file. A later call to ``next`` reopens it."""
         self._transfer.close()
         self._examples = self._read()
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        self._buffer, self._at, self._transfer.byte = b"", 0, self.byte  # read bytes, and how many were used
+        self._buffer, self._at, self._transfer.byte = b"", 0, self.byte  # bytes read, and how many were used
         for key, members in groupby(self._members(), lambda member: member[0]):
             example: dict[str, Any] = {"__key__": key.decode(*_TEXT)}
             for _, ending, content, end in members:  # noqa: B007 (used below)

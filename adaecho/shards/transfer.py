@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from adaecho.errors import redact_urls
 
-_PIECE = 1 << 18  # largest number of bytes in a read
+_PIECE = 1 << 18  # maximum number of bytes per read
 _DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # delays between attempts
 _TIMEOUT_S = 30.0  # after this time without data, an http connection is considered broken
 _FINAL = FileNotFoundError, PermissionError
@@ -40,10 +40,9 @@ class Transfer:
         for attempt, delay_s in enumerate((*_DELAYS_S, 0.0), start=1):
             try:
                 self._stream = self._stream or _open_at(self._url, self.byte)
-                # Prefer read1, which returns at once with the bytes available. Some files of fsspec lack it.
+                # Prefer read1, which returns at once with the bytes available. Some fsspec files lack it.
                 piece: bytes = getattr(self._stream, "read1", self._stream.read)(_PIECE)
-                # Check the length, because http.client does not raise an error if a connection ends too
-                # early.
+                # Check the length, because http.client raises no error if a connection ends too early.
                 if not piece and (missing := getattr(self._stream, "length", None)):
                     raise ConnectionError(f"ended {missing} bytes early")
                 self.byte += len(piece)
@@ -56,10 +55,10 @@ class Transfer:
                 if isinstance(error, _FINAL) or getattr(error, "code", 0) in _FINAL_CODES:
                     break
             time.sleep(delay_s)
-        raise ConnectionError(f"{self.name}: can't be read {redact_urls(cause)}")
+        raise ConnectionError(f"{self.name}: cannot be read {redact_urls(cause)}")
 
     def close(self) -> None:
-        """Close the connection or file. A later call of ``read`` opens it again."""
+        """Close the connection or file. A later call to ``read`` reopens it."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -26,11 +26,11 @@ class AveragePrecision:
         truths: the true boxes of each image.
         sizes: the height and width of each image, in the same pixels as the boxes.
         categories: the names of the categories. Label k stands for ``categories[k - 1]``.
-        per_category: whether to report the average precision (AP) at IoU 0.5 for each category too.
+        per_category: whether to report the average precision (AP) of each category at IoU 0.5 too.
 
     Attributes:
-        metrics: the names of the reported metrics, with the direction "max". A metric of an object size or
-            category that does not occur is left out.
+        metrics: maps the name of each reported metric to "max". Metrics of object sizes or categories that do
+            not occur are left out.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
 
 def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
     """Raise DataError if the class names or the tokenizer differ from those of the training data."""
-    # of_run has the facts about the training data, and facts those about the present data.
+    # of_run has the facts about the training data, and facts those about the current data.
     for key, what in ((CLASS_NAMES, "class names"), (TOKENIZER, "token numbers")):
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
             raise DataError(
@@ -75,13 +75,13 @@ class Task:
         metrics: every metric that ``evaluate`` reports, and whether "max" or "min" is better.
         source: the training examples for ``EchoLoader``, which are either an iterable or an object with a
             length and an index operator.
-        decode: converts an example from stored bytes to arrays. It must be deterministic. None if the
+        decode: a deterministic function that converts an example from stored bytes to arrays. None if the
             examples are stored decoded.
         augment: ``augment(example, rng)`` returns the augmented example, with random numbers from ``rng``. A
             vectorized augmentation also has a method ``augment.block(examples, keys)``.
         augment_parts: two functions (once, each_time) that together do the same as ``augment``. With
             ``echo.split_augmentation=true``, examples are echoed between the two.
-        collate: combines a list of examples to a batch; None for ``EchoLoader``'s default.
+        collate: combines a list of examples into a batch; None for ``EchoLoader``'s default.
         build_model: returns a newly initialized model. The caller seeds torch's global generator.
         loss: ``loss(model, batch)`` returns the sum of the losses and the sum of their weights. The trainer
             adds up both over all micro-batches and ranks, and divides the two totals.
@@ -143,7 +143,7 @@ class Task:
         source = self.source
         fields = tuple(source.values()) if isinstance(source, dict) else source
         if isinstance(fields, tuple) and all(isinstance(one, np.ndarray | torch.Tensor) for one in fields):
-            source = next(iter(fields), ())  # each array is one field of all examples, so any one will do
+            source = next(iter(fields), ())  # all arrays have one item per example, so use the first
         with suppress(TypeError):  # the source has no length
             return len(source)
         return None

@@ -1,4 +1,4 @@
-"""Augment images with boxes as SSD does, and collate them to padded batches.
+"""Augment images with boxes as SSD does, and collate them into padded batches.
 
 Source: W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and 3.6.
 
@@ -127,7 +127,7 @@ class SSDAugment:
 
 @dataclass(frozen=True)
 class ResizeWithBoxes:
-    """Resizes an image to ``size`` x ``size`` pixels, and its boxes with it. Evaluation uses it."""
+    """Resizes an image and its boxes to ``size`` x ``size`` pixels, for evaluation."""
 
     size: int = 300
     antialias: bool = True
@@ -142,7 +142,7 @@ class ResizeWithBoxes:
 
 
 def collate_boxes(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Combine N examples to a batch, padded to the largest number M of boxes in an image.
+    """Combine N examples into a batch, padded to M boxes, the largest number in any image.
 
     Returns:
         ``image`` [N, S, S, 3], ``boxes`` [N, M, 4] and ``labels`` [N, M]. Label 0 marks padding.

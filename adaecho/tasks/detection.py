@@ -110,10 +110,10 @@ def _scenes(config: Config, options: ScenesOptions) -> Parts:
 
 
 class Detector(nn.Module):
-    """The detector SSD, with a first layer that normalizes pixels.
+    """An SSD detector whose first layer normalizes pixels.
 
     It maps N images, uint8 [N, S, S, 3], to three tensors: class logits [N, A, C], box offsets [N, A, 4], and
-    the default boxes [A, 4]. A is the number of default boxes, and C counts the background too.
+    default boxes [A, 4]. A is the number of default boxes, and C the number of classes plus background.
     """
 
     def __init__(self, ssd: SSD, *, channels_last: bool) -> None:
@@ -152,12 +152,12 @@ decode_detection.thread_safe = True  # type: ignore[attr-defined]
 
 
 class Validation:
-    """The validation images of a detection task, on which the mean average precision is measured.
+    """Evaluates a detector on validation images, by its mean average precision (mAP).
 
     Args:
         images: the images and their true boxes, as ``DetectionImages`` or ``Scenes``.
         image_size: the side of the model's input, in pixels.
-        per_category: whether to report the average precision for each category too.
+        per_category: whether to report the average precision of each category too.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The task imagenet: classify ImageNet's images with ResNet-50 (paper, Table 1).
 
-The task also works with other labeled images and with any classifier of the library timm. As in the paper,
+The task also works with other labeled images and with any classifier from the library timm. As in the paper,
 images are randomly resized, cropped, flipped and distorted in color.
 """
 

@@ -70,7 +70,7 @@ def classifier(
     """Build a task that trains an image classifier with the cross-entropy loss.
 
     Args:
-        predictions: a function that yields images, labels and logits, batch by batch.
+        predictions: a function that runs a model on a split, and yields batches of images, labels and logits.
         label_smoothing: the label smoothing of the training loss.
         names: the names of the classes.
         others: all other fields of ``Task``, such as ``name``, ``source`` and ``build_model``.
@@ -135,7 +135,7 @@ def mistakes(predictions: Iterable[Prediction], names: Sequence[str] = ()) -> It
 def classification_metrics(
     predictions: Iterable[Prediction], ranks: DistributedContext = SINGLE_PROCESS
 ) -> Metrics:
-    """Return the accuracy and the mean cross entropy in nats over a whole split, on every rank.
+    """Return the accuracy and mean cross entropy (in nats) of a whole split, on every rank.
 
     Args:
         predictions: images, labels and logits for this rank's share of the split.

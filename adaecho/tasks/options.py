@@ -1,7 +1,7 @@
 """The options ``task.*`` of the built-in tasks.
 
-This file does not import torch, because the parent process of a sweep checks configs without it, which saves
-seconds.
+This file does not import torch. This saves seconds in the parent process of a sweep, which only checks
+configs.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class CheckedOptions(TaskConfig):
 
 @dataclass
 class GhostOptions(CheckedOptions):
-    """The options ``task.ghost_*`` of tasks whose model can use ghost batch norm."""
+    """The options ``task.ghost_*`` for ghost batch norm, which normalizes slices of a batch separately."""
 
     ghost_size: int | None = None  # number of examples per slice of ghost batch norm; null: plain batch norm
     # how the slices of a step update the running statistics: average or sequential
@@ -59,7 +59,7 @@ class GhostOptions(CheckedOptions):
             )
 
     def with_ghosts(self, model: "nn.Module") -> "nn.Module":
-        """Return the model, and replace its batch norm by ghost batch norm if ``ghost_size`` is set."""
+        """Return the model, with ghost batch norm in place of batch norm if ``ghost_size`` is set."""
         from adaecho.models.ghost_batch_norm import use_ghost_batch_norm
 
         if self.ghost_size is None:
@@ -80,7 +80,7 @@ class TextOptions(CheckedOptions):
     # and 2 special tokens
     vocab_size: int = 32000
     block_size: int = 128  # number of tokens that are predicted in one example
-    # packed joins documents and cuts them into blocks; sentence makes one padded example of each document
+    # packed joins documents and cuts them into blocks; sentence makes each document one padded example
     packing: str = "packed"
     column: str = "text"  # column of parquet files, or field of JSON lines, that contains the text
     sample_by: str = "document"  # document: a text file is one document; line: each line is one
@@ -127,7 +127,7 @@ class DigitsOptions(CheckedOptions):
     # conv is a small convolutional network with batch norm; mlp has one hidden layer and no batch norm, and
     # trains faster
     model: str = "conv"
-    # number of training examples; the first ones that are not held out are used; null: all
+    # number of training examples, which are the first ones that are not held out; null: all
     training_examples: int | None = None
     # share of the target probability that the training loss spreads evenly over all classes
     label_smoothing: float = 0.0
@@ -143,7 +143,7 @@ class Cifar10Options(CheckedOptions):
     # number of layers of the ResNet, 6n + 2; the paper uses 32, and 8 can be trained on a CPU
     depth: int = 32
     channels: int = 16  # number of filters in the first stage; the paper uses 16
-    # number of training examples; the first ones that are not held out are used; null: all
+    # number of training examples, which are the first ones that are not held out; null: all
     training_examples: int | None = None
     # tar shards of the validation split, if data.path names only training shards
     validation_shards: str | None = None
@@ -168,7 +168,7 @@ class ImagenetOptions(GhostOptions):
 
     model: str = "resnet50"  # name of a timm model
     image_size: int = 224  # height and width of the model's input in pixels
-    num_classes: int | None = None  # null: the number of classes that are named in the training data
+    num_classes: int | None = None  # null: the number of classes named in the training data
     validation_path: str | None = None  # path of the validation images if data.path does not contain them
     ghost_size: int | None = 32  # number of examples per slice of ghost batch norm; null: plain batch norm
     min_crop_area: float = 0.08  # smallest area of a random crop, as a share of the image's area
@@ -239,7 +239,7 @@ class SmallTextOptions(TextOptions):
     """The options of task small_text, a small Transformer.
 
     By default it is trained on the source code of Python's standard library, which differs between Python
-    versions. Do not compare results of different versions.
+    versions. Do not compare results across versions.
     """
 
     layers: int = 2
@@ -253,7 +253,7 @@ class SmallTextOptions(TextOptions):
 class Lm1bOptions(TextOptions):
     """The options of task lm1b, a language model that is trained on single sentences (Chelba et al. 2014)."""
 
-    # The target in the paper's Table 1 is 3.9 nats per token. As in the paper, 20,000 steps with batch size
+    # The target in the paper's Table 1 is 3.9 nats per token. As in the paper, 20,000 steps at batch size
     # 1,024 are less than one epoch, if each example is one padded sentence.
     packing: str = "sentence"
     sample_by: str = "line"

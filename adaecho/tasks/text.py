@@ -124,7 +124,7 @@ def _inputs_and_targets(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int) -> Any:
-    """Build the function ``evaluate(model, split, device=..., ranks=...)`` of a language modeling task.
+    """Build the function ``evaluate(model, split, device=..., ranks=...)`` of a language-modeling task.
 
     It returns the mean cross entropy in nats per predicted token.
 
@@ -139,8 +139,8 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
         total, number = 0.0, 0
         examples = iter(validation())
         batches = iter(lambda: list(islice(examples, batch_size)), [])
-        # A stream cannot be divided into equal parts, because its length is unknown. Therefore each rank
-        # evaluates every world_size-th batch.
+        # A stream cannot be divided into equal parts, because its length is unknown, so each rank evaluates
+        # every world_size-th batch.
         for batch in islice(batches, ranks.rank, None, ranks.world_size):
             tokens = torch.from_numpy(np.stack(batch).astype(np.int64)).to(device)
             batch_total, count = loss(model, {"tokens": tokens})
@@ -152,9 +152,9 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
 
 
 def entropies(examples: NDArray[Any]) -> dict[str, float]:
-    """Return the unigram and the bigram entropy of token sequences, in nats per predicted token.
+    """Return the unigram and bigram entropies of token sequences, in nats per predicted token.
 
-    A perfect unigram or bigram model would reach these cross entropies.
+    They are the cross entropies of a perfect unigram model and a perfect bigram model.
     """
     pairs = np.stack([examples[:, :-1].ravel(), examples[:, 1:].ravel()]).astype(np.int64)
     pairs = pairs[:, pairs[1] != PAD]
@@ -171,7 +171,7 @@ def _entropy(values: NDArray[np.int64]) -> float:
 
 
 def _sampler(tokenizer: Any, block: int, seed: int) -> Callable[[nn.Module, torch.device], dict[str, Any]]:
-    """Build the function ``Task.at_end`` of a language modeling task, which generates a short text."""
+    """Build the function ``Task.at_end`` of a language-modeling task, which generates a short text."""
 
     def sample(model: nn.Module, device: torch.device) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ from adaecho.records.folder import RunFolder
 
 def save(run: RunFolder, state: dict[str, Any]) -> None:
     """Write a checkpoint. If writing fails, the previous checkpoint is unchanged."""
-    # Write to memory first, because torch.save to a file hides the reason if writing fails.
+    # Write to memory first, because torch.save hides the reason if writing to a file fails.
     buffer = io.BytesIO()
     torch.save(state, buffer)
     run.write(run.checkpoint, buffer.getbuffer())

@@ -18,7 +18,7 @@ from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
-    """Return the configured device. ``device=auto`` selects a GPU if one is available, one per rank."""
+    """Return the configured device. ``device=auto`` selects a GPU for each rank, if one is available."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no GPU is available; use device=cpu or device=auto")
     if config.device == "cpu" or not torch.cuda.is_available():
@@ -81,7 +81,7 @@ def measure(
     precision: str,
     ranks: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Evaluate a model on a split, and leave it in eval mode. All ranks return the metrics of rank 0."""
+    """Evaluate a model on a split, and leave it in eval mode. All ranks return rank 0's metrics."""
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
     with autocast(device, precision), torch.inference_mode():
@@ -94,9 +94,9 @@ class Clocks:
     """The timers of a run, in seconds. A resumed run continues them.
 
     Attributes:
-        train_time_s: time of training steps and of waiting for batches, without evaluation, checkpoints and
-            compilation.
-        eval_time_s: time of evaluation.
+        train_time_s: time spent on training steps and waiting for batches, but not on evaluation, checkpoints
+            or compilation.
+        eval_time_s: time spent on evaluation.
     """
 
     train_time_s: float = 0.0

@@ -43,7 +43,7 @@ def synchronized(model: nn.Module, ranks: DistributedContext, device: torch.devi
     # torch 2.14 renamed this argument of DistributedDataParallel, and warns about the old name.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    # A task's losses always use the model in the same way, so the graph is static.
+    # A task's loss always uses the model in the same way, so the graph is static.
     return DistributedDataParallel(model, gpus, static_graph=True, gradient_as_bucket_view=True, **options)
 
 
@@ -112,7 +112,7 @@ def average_statistics(model: nn.Module, ranks: DistributedContext) -> None:
     statistics = [statistic for statistic in found if isinstance(statistic, torch.Tensor)]
     if ranks.is_alone or not statistics:
         return
-    # The mean variance is too small, because it neglects differences between the means of the ranks.
+    # The mean variance is too small, because it ignores differences between the means of the ranks.
     total = ranks.sum(torch.cat([statistic.reshape(-1) for statistic in statistics])) / ranks.world_size
     parts = torch.split(total, [statistic.numel() for statistic in statistics])
     for statistic, part in zip(statistics, parts, strict=True):

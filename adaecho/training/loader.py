@@ -51,7 +51,7 @@ def make_loader(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not ranks.is_alone:
-        # With echo.factor=auto, all ranks choose the same echoing factor, because they use the same mean R.
+        # With echo.factor=auto, all ranks use the same mean R, so they choose the same echoing factor.
         loader.sync_R = lambda mine: _mean([one for (one,) in ranks.gather([mine or math.nan])])
     return loader
 

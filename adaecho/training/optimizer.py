@@ -16,7 +16,7 @@ from adaecho.errors import ConfigError
 class EagerSGD(torch.optim.SGD):
     """torch's SGD without support for ``torch.compile``. It computes exactly the same weights."""
 
-    # torch's decorators import the compiler at their first call, which takes as long as importing torch.
+    # When first called, torch's decorators import the compiler, which takes as long as importing torch.
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
     zero_grad = unwrap(torch.optim.SGD.zero_grad)
     add_param_group = unwrap(torch.optim.SGD.add_param_group)
@@ -35,7 +35,7 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
     rate: Any = given.learning_rate
     device = groups[0]["params"][0].device
     if given.fused and device.type == "cuda":
-        rate = torch.tensor(rate, device=device)  # so that no step waits until the rate is copied there
+        rate = torch.tensor(rate, device=device)  # so that no step waits for the rate to be copied there
     kind: type[torch.optim.Optimizer] = EagerSGD
     arguments: dict[str, Any] = {"momentum": given.momentum, "nesterov": given.nesterov}
     if given.name != "sgd":

@@ -11,10 +11,10 @@ from adaecho.records.table import as_clock
 from adaecho.records.trials import FINISHED, Status
 from adaecho.tasks.base import Direction
 
-# The pause between two progress lines doubles each time, so that the first line appears soon, but a long run
-# does not print too many.
+# The pause between progress lines doubles each time, so that the first line appears soon but a long run does
+# not print too many.
 _FIRST_LINE_S, _LONGEST_PAUSE_S = 5.0, 60.0
-_MANY_EXAMPLES = 10_000  # a smaller buffer is filled within seconds, so no message is needed
+_MANY_EXAMPLES = 10_000  # a smaller buffer fills within seconds, so no message is needed
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Progress:
     fresh_scale_invariant_steps: float = 0.0  # sum over steps of AdaScale's gain / echoing factor
     best: dict[str, Any] | None = None  # the best evaluation by the target's metric, with its costs
     met_in_a_row: int = 0  # number of consecutive evaluations, up to the last one, that met the target
-    to_target: dict[str, Any] | None = None  # the costs of reaching the target; None before
+    to_target: dict[str, Any] | None = None  # the costs of reaching the target; None until then
 
 
 def is_better(direction: Direction, value: float, other: float) -> bool:
@@ -92,7 +92,7 @@ class ProgressLog:
 
         Args:
             steps: number of steps that a resumed run has completed; 0 for a new run.
-            examples_to_fill: number of examples that are read before the first step.
+            examples_to_fill: number of examples to read before the first step.
         """
         if steps:
             print_line(f"continuing at step {steps:,}")

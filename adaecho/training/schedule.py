@@ -7,7 +7,7 @@ from adaecho.errors import ConfigError
 
 
 class Schedule:
-    """A learning-rate schedule with an optional linear warm-up.
+    """A learning-rate schedule with an optional linear warmup.
 
     * ``constant``: the learning rate is always ``peak``.
     * ``linear_decay``: the learning rate decays linearly from ``peak`` to ``peak / decay_factor``, and then
@@ -17,7 +17,7 @@ class Schedule:
     * ``step_decay``: the learning rate is divided by ``milestone_factor`` at one or two milestones (paper,
       section 3.1, for SSD).
 
-    During a warm-up of n steps, the k-th step uses k/n of the scheduled learning rate.
+    During a warmup of n steps, the k-th step uses k/n of the scheduled learning rate.
 
     Args:
         config: shape and durations of the schedule.
@@ -45,12 +45,12 @@ class Schedule:
 
     def rate(self, position: float, updates: int | None = None) -> float:
         """Return the learning rate of the next optimizer step."""
-        # position says how far the decay has advanced, in steps. It can differ from the number of completed
-        # steps, for example if the schedule counts fresh examples. The warm-up uses that number (updates) if
-        # it is given, because examples that fill the buffer before the first step must not shorten it.
+        # position is how far the decay has advanced, in steps. It can differ from the number of completed
+        # steps, for example if the schedule counts fresh examples. The warmup uses that number (updates) if
+        # given, because examples that fill the buffer before the first step must not shorten the warmup.
         rate, risen = self._peak, position if updates is None else updates
         if risen < self._warmup:
-            rate *= min((risen + 1) / self._warmup, 1.0)  # a warm-up in epochs may not be whole steps
+            rate *= min((risen + 1) / self._warmup, 1.0)  # a warmup in epochs may end within a step
         if self._config.shape in ("linear_decay", "cosine"):
             done = min(position / self._decay, 1.0)
             if self._config.shape == "cosine":

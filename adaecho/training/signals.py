@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class WaitEndedError(KeyboardInterrupt):
-    """Raised when a signal ends the run at once, usually while the run waits for data."""
+    """Raised when a signal ends the run immediately, usually while it waits for data."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number).name  # such as "SIGTERM"
@@ -23,8 +23,8 @@ class WaitEndedError(KeyboardInterrupt):
 class Interrupt:
     """A context manager that records signals, so that the training loop can stop after a step.
 
-    A signal does not interrupt the running code, except in a ``waiting`` block. If the user presses Ctrl-C
-    after another signal, the run ends at once. Only the main thread can record signals.
+    A signal interrupts the running code only in a ``waiting`` block. Ctrl-C after another signal ends the run
+    immediately. Only the main thread can record signals.
 
     Attributes:
         signal: number of the first signal; 0 before any signal.

@@ -65,8 +65,8 @@ class Trainer:
         share, passes = share_of(config, ranks.world_size), num_passes(config)
         self.loader = make_loader(share, task, self.device, ranks)
         self._split = partial(split_batch, count=passes, num_examples=share.batch_size)
-        # Until here all ranks use the same seed, to start with equal weights. From here on their random
-        # numbers must differ, for example in dropout.
+        # Up to here, all ranks use the same seed, so that they start with equal weights. From here on, their
+        # random numbers must differ, for example in dropout.
         if not ranks.is_alone:
             seed_generators(config.seed + ranks.rank * 1_000_003)
         if task.weight is None and passes > 1 and not ranks.is_alone:
@@ -80,7 +80,7 @@ class Trainer:
         epoch = task.epoch_examples and task.epoch_examples * scale / config.batch_size
         self.schedule = Schedule(config.schedule, config.optimizer.learning_rate, epoch or None)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._recent_losses = torch.zeros(LOSS_CHECK_STEPS, device=self.device)  # shares of this rank
+        self._recent_losses = torch.zeros(LOSS_CHECK_STEPS, device=self.device)  # this rank's shares
         self._losses = 0
         self.signal = 0  # number of the signal that ended the loop, on any rank; 0 if none did
         # the weights at the best evaluation, on the CPU; None before the first evaluation
@@ -88,7 +88,7 @@ class Trainer:
         self.last_checkpoint_s = time.monotonic()  # time of the last checkpoint, or of the start
 
     def train(self) -> Status:
-        """Train until a stop rule holds, and return the final status."""
+        """Train until a stopping rule applies, and return the final status."""
         batches = iter(self.loader)
         needs_warm_up = self.config.compile != "off" or not self.ranks.is_alone
         self.model.train()
@@ -96,8 +96,8 @@ class Trainer:
         try:
             while True:
                 # An evaluation at k fresh examples must come after all steps that use only these examples,
-                # including their last repeats. So decide by the number of fresh examples after the next
-                # batch, before that batch is taken.
+                # including their last repeats. So decide before taking the next batch, based on the number
+                # of fresh examples after it.
                 agreed = self._agree()
                 if agreed is None:
                     return Status.PREEMPTED
@@ -162,7 +162,7 @@ class Trainer:
         every, steps = self.config.evaluate.every_fresh_examples, self.progress.steps
         if ahead > self.progress.next_evaluation:
             self.progress.next_evaluation = ((ahead - 1) // every + 1) * every
-            # The first batch fills the buffer, and may pass several multiples before any step was taken.
+            # Filling the buffer for the first batch may pass several multiples before any step is taken.
             if steps > 0:
                 status = self._evaluate()
                 if status is not None:

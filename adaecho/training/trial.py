@@ -44,14 +44,14 @@ def run_trial(
     """Train or resume the run in ``folder``, and return its summary.
 
     A finished or diverged run is not trained again. A signal ends the run with a checkpoint and the status
-    ``preempted``. The next call then resumes from the checkpoint.
+    ``preempted``, and the next call resumes from the checkpoint.
 
     Args:
         config: a validated config.
-        overrides: the overrides on the command line, to record them.
-        begun: called on rank 0 once the folder is locked, unless the run is finished.
-        prune: see ``Trainer``.
-        ranks: the ranks of the run. All of them call this function, and only rank 0 writes.
+        overrides: the overrides on the command line, which are recorded.
+        begun: a callback for rank 0, called once the folder is locked, unless the run is finished.
+        prune: a callback that decides whether to stop the run early; see ``Trainer``.
+        ranks: connects the ranks of the run. All ranks call this function, but only rank 0 writes.
 
     Raises:
         UserError: the config, the data or the folder cannot be used.
@@ -94,8 +94,8 @@ class _Trial:
         """Lock the folder for training, or return the summary of a finished run."""
         # Only rank 0 calls this method. The result is None if the run must now be trained.
         run, config, plain = self.run_folder, self.config, to_plain(self.config)
-        # If a rank fails, torchrun starts the same command again, which must then resume and not begin a new
-        # run.
+        # If a rank fails, torchrun starts the same command again, which must then resume the run instead of
+        # starting a new one.
         fresh = config.restart and not was_restarted()
         summary, recorded = run.read_summary(), run.read_config()
         if summary and recorded and not fresh and is_finished(summary, config):
@@ -106,7 +106,7 @@ class _Trial:
         try:
             stack.enter_context(run.lock())
         except FolderInUseError as error:
-            return error  # not raised, so that from_first sends it to all ranks
+            return error  # returned, not raised, so that from_first sends it to all ranks
         run.start(plain, overrides, environment(), restart=fresh)
         if run.moved_to is not None and self.log is not None:
             print_line(f"the old run is now in {run.moved_to}")
@@ -171,8 +171,8 @@ class _Trial:
             summary["model"] = self.ranks.from_first(self._save_model)
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         if self.callbacks and status != Status.PREEMPTED:
-            # Call on_end before the summary is written, so that a run that is killed during the call repeats
-            # it.
+            # Call on_end before writing the summary, so that the call is repeated if the run is killed
+            # during it.
             self.callbacks.on_end(summary)
         self._write_summary(summary)
         return self.ranks.from_first(lambda: summary)
@@ -265,7 +265,7 @@ class _Trial:
         }
 
 
-# Every summary records the hyper-parameters that the paper tunes, and those in search.axes.
+# Every summary records the hyperparameters that the paper tunes, and those in search.axes.
 _TUNED = ("optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps")
 
 

@@ -31,7 +31,7 @@ else:
             "pip install opencv-python-headless"
         ) from error
 
-# Silence OpenCV's log, because we raise an error for each image that OpenCV can't decode.
+# Silence OpenCV's log, because we raise an error for each image that OpenCV cannot decode.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 Image = NDArray[np.uint8]
@@ -141,7 +141,7 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
     except cv2.error as error:  # for example, the image has more pixels than OpenCV allows
         if error.code == cv2.Error.StsNoMem:  # the image may be fine
             raise MemoryError(f"too little memory to decode an image: {error.err}") from error
-        raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
+        raise ValueError(f"its {len(content)} bytes cannot be decoded: {error}") from error
     if image is None:
         raise ValueError(f"its {len(content)} bytes are not a complete image (corrupt or truncated)")
     # The image is read-only, so that its repeats can share it without a copy.
@@ -169,7 +169,7 @@ class RandomResizedCrop:
         size: height and width of the result, in pixels.
         scale: range of the crop's area, as a fraction of the image's area.
         ratio: range of the crop's width divided by its height.
-        flip: whether half of the crops are flipped left to right.
+        flip: whether to flip half of the crops left to right.
         brightness, contrast, saturation: half the width of the range of each factor; 0 means no change.
         antialias: if true, average over the area that each result pixel covers, as Pillow and torchvision do.
             If false, interpolate between neighboring pixels, as tf.data does, which is faster, but rougher if

@@ -1,6 +1,6 @@
 """Decode a rectangular region of a JPEG on the CPU with nvImageCodec (the extra ``regions``).
 
-The pixels equal those of OpenCV.
+The pixels are identical to those of OpenCV.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def _is_turned(content: NDArray[np.uint8]) -> bool:
     try:
         with Image.open(io.BytesIO(content.data)) as image:  # this reads only the header
             return bool(image.getexif().get(ExifTags.Base.Orientation, 1) != 1)
-    except Exception:  # if Pillow can't read the header, OpenCV will report the error
+    except Exception:  # if Pillow cannot read the header, OpenCV will report the error
         return True
 
 
@@ -97,7 +97,7 @@ def _decoders() -> _Decoders | None:
         with _without_stderr():
             from nvidia import nvimgcodec
         return _Decoders(nvimgcodec)
-    except (ImportError, AttributeError, RuntimeError):  # nvImageCodec is not installed or not usable
+    except (ImportError, AttributeError, RuntimeError):  # nvImageCodec is missing or unusable
         return None
 
 

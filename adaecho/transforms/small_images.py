@@ -28,9 +28,9 @@ class PadCropFlip:
 
     Attributes:
         padding: number of pixels added on each side.
-        flip: whether to flip half of the images. If not, no image is flipped.
-        vertical: whether the crop's vertical position is random. If not, the crop is centered vertically.
-        horizontal: whether the crop's horizontal position is random. If not, it is centered horizontally.
+        flip: whether to flip half of the images. If false, no image is flipped.
+        vertical: whether the crop's vertical position is random. If false, the crop is centered vertically.
+        horizontal: whether the crop's horizontal position is random. If false, it is centered horizontally.
     """
 
     padding: int
@@ -71,7 +71,7 @@ class PadCropFlip:
         left = left if self.horizontal else np.full_like(left, self.padding)
         for begin in range(0, len(images), _BLOCK):
             rows = slice(begin, begin + _BLOCK)
-            # Put the flipped images last, so that a single call of OpenCV can flip them.
+            # Put the flipped images last, so that a single OpenCV call can flip them.
             order = np.argsort(flipped[rows], kind="stable")
             upright = len(order) - np.count_nonzero(flipped[rows])
             cropped = _pad_and_crop(images[rows], self.padding, top[rows], left[rows], order)
@@ -92,8 +92,8 @@ class _Scratch(threading.local):
     def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
         """Pad images with zeros, and return all crops of each image that have its original size."""
         # Element [i, top * W + left] of the result is a view of one crop of image i, as H * W * C bytes. The
-        # memory has no padding between rows. So columns of a crop outside the image contain pixels of the
-        # adjacent rows, which the caller must set to zero with inside().
+        # memory has no padding between rows, so a crop's columns outside the image contain pixels of adjacent
+        # rows. The caller must set these to zero with inside().
         number, height, width, channels = images.shape
         if self._layout != (height, width, channels, padding):
             self._make(height, width, channels, padding)
@@ -102,9 +102,9 @@ class _Scratch(threading.local):
 
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return a mask for crops: 0 left and right of the image, and 255 elsewhere."""
-        # left [n] has the left edges of the crops in the padded image. The mask is uint8 [n, H, W, C]. The
-        # padding above and below the image needs no mask, because it is zero in memory.
-        # mode="clip", because mode="raise" would need a second buffer.
+        # left [n] contains the left edges of the crops in the padded image. The mask is uint8 [n, H, W, C].
+        # The padding above and below the image needs no mask, because it is zero in memory.
+        # Use mode="clip", because mode="raise" would need a second buffer.
         return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
 
     def _make(self, height: int, width: int, channels: int, padding: int) -> None:
@@ -141,7 +141,7 @@ def _pad_and_crop(
 
 
 def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Flip images left to right in one call of OpenCV, which is faster than slicing."""
+    """Flip images left to right in one OpenCV call, which is faster than slicing."""
     number, height, width, channels = images.shape
     if not number:
         return images

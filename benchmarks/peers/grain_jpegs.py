@@ -36,7 +36,7 @@ class Transform(grain.transforms.RandomMap):
 def main() -> None:
     encoded = read_jpegs(Path(sys.argv[1]))
     dataset = grain.MapDataset.source(encoded).seed(0).shuffle().repeat().random_map(Transform())
-    # Limit reading ahead. By default each worker reads up to 500 batches ahead, while other sides are
+    # Limit reading ahead. By default, each worker reads up to 500 batches ahead while other sides are
     # measured.
     ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
     batches = dataset.batch(JPEGS.batch_size, drop_remainder=True).to_iter_dataset(ahead)

@@ -1,7 +1,7 @@
 """Functions that the benchmarks share to compare EchoLoader with other data loaders.
 
-The loaders of other libraries run in separate processes (see ``Peer``), which also import this module. The
-module therefore imports neither torch nor TensorFlow.
+The loaders of other libraries run in separate processes (see ``Peer``), which also import this module, so it
+imports neither torch nor TensorFlow.
 """
 
 import io
@@ -67,7 +67,7 @@ def _cpu_s() -> float:
 
 
 def take_turns(sides: Mapping[Name, Callable[[], Measured]], rounds: int) -> dict[Name, list[Measured]]:
-    """Call each function once per round, in turns, and return all results by name."""
+    """Call each function once per round, in turn, and return all results by name."""
     # The functions alternate, so that other work on the machine slows all loaders equally.
     found: dict[Name, list[Measured]] = {name: [] for name in sides}
     for _ in range(rounds):
@@ -114,7 +114,7 @@ class Peer:
         self.note = f"no first batch within {first_batch_s:g} s" if late else "absent"
 
     def rates(self, seconds: float) -> Rates:
-        """Let the process read batches for some seconds, and return the speed of its loader."""
+        """Make the process read batches for some seconds, and return the speed of its loader."""
         assert self._process.stdin is not None
         print(seconds, file=self._process.stdin, flush=True)
         return Rates(*map(float, self._answer().split()))
@@ -124,7 +124,7 @@ class Peer:
         return self._process.stdout.readline().strip()
 
     def close(self) -> None:
-        """End the process. It is killed if it hangs at its exit, as TensorFlow may do."""
+        """End the process. It is killed if it hangs on exit, as TensorFlow may do."""
         try:
             self._process.communicate(timeout=10)
         except subprocess.TimeoutExpired:

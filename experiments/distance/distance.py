@@ -40,7 +40,7 @@ from experiments.runs import Record, Row, config_of, options, recorded, write_re
 FACTOR = 4
 BUFFERS = (64, 256, 1024, 4096)
 TUNING, SEEDS = range(6000, 6002), range(6100, 6108)
-LEVEL = 0.05 / 3  # the slope's interval has a level of one minus this
+LEVEL = 0.05 / 3  # the confidence level of the slope's interval is one minus this
 SHARE = 0.9  # a buffer is large enough if its repeats have this share of the value of repeats an epoch apart
 LEAST_RATE = 0.01  # the learning rate decays to this share of its first value
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ class Subject:
 
     Attributes:
         overrides: config overrides, without ``data.path``.
-        unique: number of distinct examples in each configuration with repeats.
+        unique: number of distinct examples that each configuration with repeats uses.
         rates: learning rates to try. Each configuration uses its best one.
     """
 
@@ -124,7 +124,7 @@ def train(config: Config, task: Task, arm: Arm, unique: int, rate: float, seed: 
 def effective(loss: float, curve: Sequence[float], unique: int) -> float:
     """Return how many new examples would give the same final loss as training with repeats."""
     # curve[n - 1] is the final loss after training once on n * unique new examples. These losses decrease.
-    # Between them, the log of the number of examples is linear in the loss. It is extrapolated beyond them.
+    # Between them, the log of the number of examples is linear in the loss. Beyond them, it is extrapolated.
     logs = np.log(unique * np.arange(1, len(curve) + 1))
     part = int(np.clip(np.searchsorted(-np.asarray(curve), -loss), 1, len(curve) - 1))
     share = (loss - curve[part - 1]) / (curve[part] - curve[part - 1])
@@ -136,8 +136,8 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
     tested = [row for row in rows if row["seed"] in SEEDS]
     losses = {arm: [row["loss"] for row in tested if row["arm"] == arm] for arm in ARMS}
     curve = [float(np.mean(losses[f"new_{times}"])) for times in range(1, FACTOR + 1)]
-    # The curve can be inverted only if more new examples always lower the loss. The loss of a diverged run is
-    # infinite.
+    # The curve can be inverted only if more new examples always lower the loss. Diverged runs have infinite
+    # loss.
     falling = all(before > after for before, after in pairwise(curve))
     if not (np.isfinite([loss for of_arm in losses.values() for loss in of_arm]).all() and falling):
         return [{"rule": "slope", "verdict": "not decided"}]
@@ -153,7 +153,7 @@ def readings(rows: Sequence[Row], unique: int) -> list[Row]:
     # The mean number of examples between two uses of an example, for each arm.
     apart = {**{f"buffer_{size}": float(size) for size in BUFFERS}, "pass": float(unique)}
     logs = np.log2(list(apart.values()))
-    # For each seed, the increase of the value if the distance between uses doubles.
+    # For each seed, the increase in value when the distance between uses doubles.
     slopes = [float(np.polyfit(logs, [worths[arm][at] for arm in apart], 1)[0]) for at in range(len(SEEDS))]
     low, high = mean_interval(slopes, 1 - LEVEL)
     verdict = "holds" if low > 0 else "does not hold" if high < 0 else "not decided"

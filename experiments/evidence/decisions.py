@@ -1,17 +1,17 @@
 """The rules that decide whether each of the paper's claims holds in our records.
 
 A claim compares two configurations (arms), each tuned by several hyperparameter searches. The cost of a
-search is the number of fresh examples, steps or seconds to the target.
+search is the number of fresh examples, steps or seconds that its best trial needed to reach the target.
 
-* A claim of lower cost is tested by Welch's t test on the mean log costs, one-sided. Holm's method (1979)
-  corrects the p values for the number of claims of a task. A permutation test (``significance.cheaper_p``) is
-  reported too.
-* A claim of no harm holds if the interval of the difference of metrics lies above minus the margin.
+* A claim of lower cost is tested with Welch's one-sided t test on the mean log costs. Holm's method (1979)
+  corrects the p values for the number of claims on a task. A permutation test (``significance.cheaper_p``) is
+  also reported.
+* A claim of no harm holds if the interval of the difference in metrics lies entirely above minus the margin.
 * A claim with an excess holds if the 95% interval of the ratio of costs ends below 1 plus the excess.
 
-A cost may be known only up to bounds (see ``readings``). A claim holds only if it holds at the least
-favorable ends of all bounds. It fails only if it fails at the most favorable ends. The noise between searches
-is at least the noise that comes from evaluating only at intervals.
+A cost may be known only within bounds (see ``readings``). A claim holds only if it holds at the least
+favorable ends of all bounds, and fails only if it fails at the most favorable ends. The noise between
+searches is taken to be at least the noise that comes from evaluating only at intervals.
 
 A reading is one way to compute costs from the records. A verdict is fragile if another reading changes it.
 """
@@ -42,14 +42,14 @@ class Decision:
 
     Attributes:
         verdict: holds, does not hold, fragile, not decided, or not yet measured.
-        effect: the ratio of costs (below 1: the first configuration is cheaper), or the difference of metrics
+        effect: the ratio of costs (below 1: the first configuration is cheaper), or the difference in metrics
             for no-harm claims, at the least favorable bounds. None if unknown.
         difference: the difference of mean log costs, or of negated metrics, at the most and at the least
             favorable bounds.
         p: the corrected p value of the claim's test. None for claims that an interval decides.
         permutation_p: the p value of the rank test, not corrected.
         least_p: the smallest p value that the rank test can give with this number of searches.
-        power: the probability to detect a true ratio of ``SAVING`` at the first level of Holm's method.
+        power: the probability of detecting a true ratio of ``SAVING`` at the first level of Holm's method.
         reached: for the first and then for the second configuration, the number of hyperparameter searches
             that reached the target, and of all searches.
         turns_in: names of other ways to compute costs (readings) that make the verdict fragile.
@@ -115,8 +115,8 @@ def decide(records: Records, task: str) -> list[Decision]:
     """Decide every claim on one task."""
     pairs = {claim.key: _pairs(claim, records) for claim in CLAIMS}
     found = _decide_all(task, {key: of_claim.get(AS_SEARCHED.name) for key, of_claim in pairs.items()})
-    # All other readings share one noise. With separate noises, a single very favorable cost would widen
-    # Welch's interval, and could leave a claim undecided.
+    # All other readings share one estimate of the noise. With separate estimates, a single very favorable
+    # cost would widen Welch's interval, and could leave a claim undecided.
     noises = {key: _widest_noise(list(of_claim.values())) for key, of_claim in pairs.items()}
     readings = {
         reading.name: _decide_all(
@@ -174,7 +174,7 @@ def _values(
         return [Bounds(-1, 0) if value is None else Bounds(-value, -value) for value in best]
     if claim.cost == "fresh_examples":
         costs = reading.costs(rows, curves)
-    else:  # for other costs the only reading is that of the searches as run
+    else:  # other costs are read only from the searches as run
         costs = searched_costs(rows, claim.cost) if reading is AS_SEARCHED else None
     with np.errstate(divide="ignore"):  # a lower bound may be 0
         return costs and [Bounds(*np.log(cost).tolist()) for cost in costs]
@@ -255,7 +255,7 @@ def _compare(absent: Decision, pair: _Pair) -> Decision:
 
 
 def _difference(ours: Sequence[Bounds], theirs: Sequence[Bounds]) -> float:
-    """Return the largest possible difference of means: ours at the upper, theirs at the lower bounds."""
+    """Return the largest possible difference in means: ours at the upper, theirs at the lower bounds."""
     return float(np.mean([value.high for value in ours]) - np.mean([value.low for value in theirs]))
 
 

@@ -98,8 +98,8 @@ def interval_words(ratio: Ratio, form: str) -> str:
 
 def _prediction_interval(effect: Ratio, is_difference: bool) -> Ratio:
     """Return the interval in which a rerun of the experiment would find the effect with 95% probability."""
-    # The rerun is as noisy as the experiment. The prediction interval is therefore sqrt(2) times as wide as
-    # the confidence interval. For ratios, this holds for the logs.
+    # A rerun is as noisy as the experiment, so the prediction interval is sqrt(2) times as wide as the
+    # confidence interval. For ratios, this is true of the logs.
     if effect.low is None or effect.high is None:
         return effect
     to, back = (float, float) if is_difference else (math.log, math.exp)

@@ -6,11 +6,11 @@ examples that its best trial needed to reach the target. A *reading* is one way 
 * One reading takes the searches as they were run.
 * Two use only trials in the lower or in the upper three quarters of each hyperparameter's range, on the scale
   of the search (linear or log).
-* Two use easier targets, with 1.5 and 2 times the error, or a loss that is higher by 0.1 and 0.2. They take
-  the costs from the training curves of the best trials.
+* Two use easier targets: 1.5 or 2 times the error, or a loss that is 0.1 or 0.2 higher. They take the costs
+  from the training curves of the best trials.
 
-The cost may be known only up to bounds. If a trial missed the target or was stopped early (``search.prune``),
-its cost is at least the number of examples that it read.
+The cost may be known only within bounds: if a trial missed the target or was stopped early
+(``search.prune``), its cost is at least the number of examples that it read.
 """
 
 import math
@@ -30,7 +30,7 @@ from adaecho.records.outcome import (
 )
 
 Curve = dict[str, Any]
-_PART = 0.75  # share of each axis that a reading of a part of the space uses
+_PART = 0.75  # share of each axis that a reading of part of the space uses
 _EASIER_LOSS = 0.1
 _ROUNDING = 1e-9
 # The metric of a model that guesses: the accuracy for ten equally frequent classes, and the loss in nats for
@@ -65,7 +65,7 @@ class Reading:
 
     def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
         """Return the best metric that each hyperparameter search found, or None if it is unknown."""
-        # Easier targets are defined only for costs. A part of the range exists only after a search.
+        # Easier targets are defined only for costs, and only a search has a range to take a part of.
         if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
             return None
         return [best_value(_inside(search, *self.part)) for _, search in _searches(rows)]

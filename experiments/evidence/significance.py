@@ -38,11 +38,11 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
     """Return the p value of a one-sided rank test of whether a configuration costs less than the baseline.
 
-    The permutation test compares the rank sum of ``costs`` with those of all other splits of the costs into
-    two groups, or of 20,000 random splits if there are more.
+    The permutation test compares the rank sum of ``costs`` with the rank sums of all other splits of the
+    costs into two groups, or of 20,000 random splits if there are more splits than that.
 
     Args:
-        costs: one cost per run or hyperparameter search. None, for a missed target, is the highest cost.
+        costs: one cost per run or hyperparameter search. None means a missed target, and ranks highest.
     """
     from scipy import stats
 

@@ -56,7 +56,7 @@ def draw_equal_steps(results: Path, path: Path) -> None:
             at = sorted({row["fresh_examples"] for row in rows})
             axes.set_xticks(at, [f"{one:,}" for one in at], rotation=60)
             axes.minorticks_off()
-            axes.set_ylim(-1, 1.5)  # the line of batch echoing continues below this
+            axes.set_ylim(-1, 1.5)  # the line of batch echoing extends below this
             axes.set_xlabel(f"fresh examples read before: {task}")
             axes.grid()
         drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)

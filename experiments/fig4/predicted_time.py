@@ -2,14 +2,14 @@
 
 The predicted time of a run is max(fresh * t_upstream, steps * t_step):
 
-* fresh: the number of fresh examples that the run reads until it reaches its target.
+* fresh: the number of fresh examples that the run reads to reach its target.
 * t_upstream: the time to read one example.
-* steps: the number of training steps until the run reaches its target.
+* steps: the number of training steps that the run takes to reach its target.
 * t_step: the time of one training step.
 
-The committed records contain fresh and steps. The test repeats the recorded runs at a fixed t_upstream and
-t_step, and compares their wall times with the predictions. It slows down every training step and every read.
-For digits, the dataset sleeps at each read. CIFAR-10 comes from a local server with a limited rate
+The committed records contain fresh and steps. The test repeats the recorded runs, and compares their wall
+times with the predictions. It slows down every training step and every read, so that t_upstream and t_step
+are fixed. For digits, the dataset sleeps at each read. CIFAR-10 comes from a local server with a limited rate
 (``scripts/slow_store.py``). To run the test:
 
     python scripts/cifar10_shards.py DATA SHARDS
@@ -60,7 +60,7 @@ class Paced:
         return len(self._columns["label"])
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        # Each deadline follows from the previous one, so that a sleep that was too long shortens the next.
+        # Each deadline is computed from the last one, so that a sleep that was too long shortens the next.
         self._due = max(self._due, time.monotonic() - 0.05) + self._example_s
         time.sleep(max(self._due - time.monotonic(), 0))
         return {name: column[row] for name, column in self._columns.items()}
@@ -118,7 +118,7 @@ def measure(task: str, ratio: float, factor: int, shards: Path) -> dict[str, Any
     """Train to the target, and compare the duration with the prediction.
 
     Args:
-        ratio: how many times longer reading a batch takes than a training step.
+        ratio: the time to read a batch, divided by the time of a training step.
     """
     # Use the first search or seed of the factor.
     row = best_trials(read_rows(RESULTS / EXPERIMENTS[task] / task / "trials.json"))[f"e{factor}", 0]

@@ -4,10 +4,10 @@ The value of a repeat is the number of new examples that one repeat replaces. To
 trained without repeats. At several checkpoints, copies of the model continue training in three ways:
 
 * A: train on 16 new batches.
-* B: train on the examples of these 16 batches, e times each, for several echo variants and factors e.
-* C: train on 16 * e new batches, and therefore for as many steps as in B.
+* B: train on the examples of the same 16 batches, using each one e times, for several echo variants and e.
+* C: train on 16 * e new batches, which takes the same number of steps as B.
 
-Let L be the validation loss afterwards. The value of a repeat is (L_A - L_B) / (L_A - L_C).
+Let L be the validation loss afterward. The value of a repeat is (L_A - L_B) / (L_A - L_C).
 
 README.md has the decision rule. After an interruption, the same command continues.
 """
@@ -83,7 +83,7 @@ def workload(subject: Subject, overrides: Sequence[str]) -> Workload:
 def branches_of(subject: Subject) -> list[tuple[str, int, int]]:
     """Return the settings with which copies of a model continue training, with and without repeats."""
     # Each setting has an echo variant, an echoing factor, and the number of distinct examples divided by
-    # subject.fresh. The first is continuation A, then follow all C and all B.
+    # subject.fresh. Continuation A comes first, then all C, then all B.
     new = [("none", 1, times) for times in (1, *FACTORS)]
     return new + [(variant, factor, 1) for factor in FACTORS for variant in subject.variants]
 
@@ -180,7 +180,7 @@ def ratio_of_means(above: Numbers, below: Numbers, level: float) -> Interval | N
 
 
 def decide(interval: Interval | None) -> str:
-    """Return "holds" if the interval is at or above 0.9, "does not hold" below, else "not decided"."""
+    """Return "holds" if the interval is at or above 0.9, "does not hold" if below, else "not decided"."""
     if interval is None:
         return OPEN
     if interval.low >= AT_LEAST:
@@ -243,7 +243,7 @@ def correlations(rows: Sequence[Row]) -> list[Row]:
     signal, worth = {}, {}
     for variant, factor in echoed:
         # The noise in this ratio is the variance that a repeat shares with the first use of its example. If
-        # each repeat is augmented separately, they do not share the variance between augmentations.
+        # each repeat is augmented separately, the two do not share the variance between augmentations.
         signal[variant, factor] = square / (between if variant == BEFORE else between + within)
         # The value of a repeat: the loss reduction by repeats, divided by the mean reduction by new examples.
         worth[variant, factor] = np.array([

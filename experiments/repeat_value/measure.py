@@ -33,7 +33,7 @@ class Noise(NamedTuple):
 
 
 def split_noise(blocks: Iterable[torch.Tensor]) -> Noise:
-    """Estimate the noise components and the squared mean of a gradient without bias (see ``Noise``).
+    """Return unbiased estimates of a gradient's noise and squared mean (see ``Noise``).
 
     There are m examples with k augmented copies each. Let g_ij be the gradient of copy j of example i, g_i
     the mean over the copies of example i, and g the mean of all gradients. The estimates are::
@@ -86,7 +86,7 @@ def example_gradients(
 
 
 def upcoming(rest: Rows, number: int, length: int, rng: np.random.Generator) -> Rows:
-    """Return the next ``number`` indices: ``rest`` of this epoch in random order, then further epochs."""
+    """Return the next ``number`` indices: the ``rest`` of this epoch in random order, then further epochs."""
     rows = rng.permutation(rest)
     while len(rows) < number:
         rows = np.concatenate([rows, rng.permutation(length)])

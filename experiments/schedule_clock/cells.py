@@ -28,9 +28,9 @@ def costs_by_arm(results: Path, *, final_counts: bool = False) -> dict[str, Cost
                 name = {"baseline": "baseline_10000", "example_before_e2": "e2_steps_10000"}[name]
             if row["repeat"] < SEEDS:
                 reached = row["to_target_fresh_examples"] is not None
-                # A run that missed the target has the cost of everything that it read.
+                # The cost of a run that missed the target is everything that it read.
                 cost = row["to_target_fresh_examples"] if reached else row["fresh_examples"]
-                # If final_counts is true, a run may also reach the target only with its final accuracy.
+                # If final_counts is true, a run also reaches the target if only its final accuracy does.
                 reached |= final_counts and (row.get("final_accuracy") or 0) >= row["target_value"]
                 found.setdefault(name, {})[row["seed"]] = (float(cost), reached)
     found["baseline_7000"] = found.pop("baseline")
@@ -82,8 +82,8 @@ def table(found: Mapping[str, CostsBySeed]) -> list[str]:
         for decay in (7000, 10_000):
             names = [f"e{e}_fresh_{decay}", f"e{e}_steps_{decay}", f"baseline_{decay}"]
             fresh, steps, base = map(found.get, names)
-            # The effects of the repeats, of the schedule, and of both. With echoing, the learning rate decays
-            # over a number of fresh examples or of steps. Without echoing, both decays are the same.
+            # The effects of the repeats, the schedule, and both. With echoing, the learning rate decays
+            # over a number of fresh examples or of steps. Without echoing, the two are the same.
             pairs = (fresh, base), (steps, fresh), (steps, base)
             if steps:
                 ratios = (ratio(a, b) if a and b else ("-", "-") for a, b in pairs)

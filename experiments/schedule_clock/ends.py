@@ -1,8 +1,8 @@
 """Estimate how many fresh examples training must read to reach 80% accuracy at the end of its schedule.
 
-The learning rate of each run decays over all N steps of the run. A line, fitted to the final accuracies of
-runs with different N, shows which N gives 80%. With the echoing factor e, training uses each example e
-times, so N steps read N / e batches. README.md has the decision rule.
+The learning rate of each run decays over all N steps of the run. A line fitted to the final accuracies of
+runs with different N shows which N gives 80%. With echoing factor e, training uses each example e times, so
+N steps read N / e batches. README.md has the decision rule.
 
 Run: ``python -m experiments.schedule_clock.ends``
 """

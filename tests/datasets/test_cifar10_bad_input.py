@@ -29,7 +29,7 @@ def _read(folder: Path, budget: int = 0) -> Images:
         (None, "data.path=null: cifar10 needs a folder or a hub id"),
         ("/no/such/folder", "data.path=/no/such/folder: there is no such file or folder"),
         ("no_folder", "data.path=no_folder: there is no such file or folder"),
-        (".", r"data\.path=\.: can't be loaded"),
+        (".", r"data\.path=\.: cannot be loaded"),
     ],
 )
 def test_a_wrong_path_is_refused(
@@ -45,7 +45,7 @@ def test_other_columns_and_truncated_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="needs the columns img, label, but has image, label"):
         _read(tmp_path)
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"can't be loaded .*Check files"):
+    with pytest.raises(DataError, match=r"cannot be loaded .*Check files"):
         _read(tmp_path)
 
 

@@ -92,12 +92,12 @@ def _unnamed(folder: Path) -> None:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "other column": (lambda folder: write_text_table(folder / "a.parquet", ["a"], "b"), "text, but has b"),
-    "no parquet": (lambda folder: (folder / "a.parquet").write_bytes(b"PAR1 and no more"), "can't be loaded"),
+    "no parquet": (lambda folder: (folder / "a.parquet").write_bytes(b"PAR1 and"), "cannot be loaded"),
     "nothing": (lambda _: None, "contains no text"),
     "absent": (lambda folder: folder.rmdir(), "there is no such file or folder"),
     "truncated": (
         lambda folder: (folder / "a.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:-20]),
-        r"a\.json\.gz: can't be unpacked",
+        r"a\.json\.gz: cannot be unpacked",
     ),
     "of no split": (_unnamed, r"train\.txt is named .* data\.txt and 1 others say no split; rename"),
 }

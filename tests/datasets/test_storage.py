@@ -26,7 +26,7 @@ def test_the_digest_depends_on_names_and_sizes_and_not_on_the_location(tmp_path:
     assert digest_of_files(write("one", b"abcd")) != first
     assert digest_of_files([]) == {}
     files[1].unlink()
-    with pytest.raises(DataError, match=r"1\.bin: can't be read \(No such file"):
+    with pytest.raises(DataError, match=r"1\.bin: cannot be read \(No such file"):
         digest_of_files(files)
 
 

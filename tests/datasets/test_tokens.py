@@ -145,7 +145,7 @@ def test_a_cache_on_a_small_disk_is_made_once_that_is_larger(
     disk, whole = tmp_path / "disk", _make(folder).meta
     monkeypatch.setenv("ADAECHO_CACHE", str(disk / "cache"))
     with small_disk(disk, f"size={kilobytes}k") as enlarge:
-        with pytest.raises(DataError, match=r"can't be written \(No space left on device\)"):
+        with pytest.raises(DataError, match=r"cannot be written \(No space left on device\)"):
             _make(folder)
         assert not [path for path in disk.rglob("*") if path.is_file()]
         enlarge()

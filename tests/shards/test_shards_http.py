@@ -42,7 +42,7 @@ def test_temporary_errors_are_retried(store: Any, status: int) -> None:
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_other_errors_fail_at_once(store: Any, status: int) -> None:
     store.faults[:], store.ranges[:] = [status], []
-    with pytest.raises(ConnectionError, match=rf"shard-00\d\.tar: can't be read in attempt 1 at .*{status}"):
+    with pytest.raises(ConnectionError, match=rf"shard-00\d\.tar: cannot be read in attempt 1 at .*{status}"):
         numbers(TarShards(urls(store.url)))
     assert len(store.ranges) == 1
     with pytest.raises(ConnectionError, match=r"absent\.tar: .*404"):
@@ -72,7 +72,7 @@ def test_a_server_that_goes_away_is_never_a_bad_example(store: Any, num_workers:
     shards = TarShards(urls(store.url))
     with EchoLoader(shards, 4, decode=label_alone, max_bad_examples=100, num_workers=num_workers) as loader:
         store.faults[:] = 100 * [("cut", 0)]
-        with pytest.raises(ConnectionError, match=r"shard-00\d\.tar: can't be read in attempt 3"):
+        with pytest.raises(ConnectionError, match=r"shard-00\d\.tar: cannot be read in attempt 3"):
             list(islice(loader, 20))
         assert loader.bad_examples == []
         store.faults.clear()

@@ -262,7 +262,7 @@ def test_shards_of_a_store_of_fsspec(folder: Path) -> None:
     seen += [number_of(one) for one in shards.iterate_from(first.position)]
     assert sorted(seen) == list(range(NUM_EXAMPLES))
     with pytest.raises(
-        ConnectionError, match=r"memory://bucket/absent\.tar: can't be read in attempt 1 at byte 0"
+        ConnectionError, match=r"memory://bucket/absent\.tar: cannot be read in attempt 1 at byte 0"
     ):
         next(iter(TarShards("memory://bucket/absent.tar")))
 

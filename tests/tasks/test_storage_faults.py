@@ -82,5 +82,5 @@ def test_every_command_names_the_file_and_the_remedy_in_one_line(
         assert end.value.code == 2, (name, said)
         assert "Traceback" not in said, name
         (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-        assert re.search(r"(train-0.tar|val-0.tar|\.jpg)\b.*can't be read", line), (name, line)
+        assert re.search(r"(train-0.tar|val-0.tar|\.jpg)\b.*cannot be read", line), (name, line)
         assert "run the same command again" in said, name

@@ -38,7 +38,7 @@ class Augmentation:
         self._seeds = self._num_arguments == 1 and not says_thread_safe(augment)
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
-        """Augment examples; ``items`` contains the number and the repeat of each example."""
+        """Augment examples; ``items`` contains the number and repeat index of each example."""
         drawn = keyed.item_keys(self._seed, items)
         if self._block is not None:
             try:
@@ -125,7 +125,7 @@ def span(items: keyed.Items, origin: Origin) -> str:
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> tuple[bool, int]:
-    """Find out whether and how a user's function accepts a random generator.
+    """Determine whether and how a user's function accepts a random generator.
 
     Returns:
         Whether to pass the generator as ``rng=``, and the number of arguments: 2 with a generator, else 1.
@@ -185,7 +185,7 @@ class Functions:
 
     @property
     def _encoded_in_buffer(self) -> bool:
-        """Whether the shuffle buffer stores encoded examples. With "auto" no example is decoded twice."""
+        """Whether the shuffle buffer stores encoded examples. With "auto", no example is decoded twice."""
         settings = self.settings
         if self.decode is None or settings.batch_size is None or self._augments_before_buffer:
             return False

@@ -25,7 +25,7 @@ from adaecho.echo.order.stage import EchoStage, FreshBlock, Outputs
 from adaecho.echo.order.stream import Cursor, Stream
 from adaecho.echo.state import LoaderCursor
 
-_COLLATE_SEED = 3  # added to the loader's seed, so that collate draws other numbers than the loader
+_COLLATE_SEED = 3  # added to the loader's seed, so that collate and the loader draw different numbers
 
 
 @dataclass(slots=True)
@@ -45,13 +45,13 @@ class Collator:
     def __init__(self, collate: Callable[..., Any] | None, seed: int, origin: Origin) -> None:
         self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
         self._collate: Callable[..., Any] = pytree.collate if collate is None else collate
-        # A tokenizer of Hugging Face, for example, stores the length of its last call.
+        # A Hugging Face tokenizer, for example, is not thread-safe: it stores the length of its last call.
         safe = collate in (None, default_collate, default_convert) or says_thread_safe(collate)
         self._turn: Any = nullcontext() if safe else threading.Lock()
         self._takes_rng = collate is not None and arguments_of(collate, "collate")[1] == 2
 
     def batch(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """Combine examples into a batch; ``items`` contains the number and the repeat of each example."""
+        """Combine examples into a batch; ``items`` contains the number and repeat index of each example."""
         rng = []
         if self._takes_rng:
             rng.append(keyed.generator(keyed.item_keys(self._seed, items[:1])[0]))
@@ -75,7 +75,7 @@ class BatchBuilder:
     move: Callable[[Any], Any]  # copies a batch to the device
     # If the source yields whole batches: a function that returns the number of examples in a batch.
     length: Callable[[Any], int] | None = None
-    copy: bool = False  # whether to copy whole batches, because the source may yield an object again
+    copy: bool = False  # whether to copy whole batches, because the source may yield the same object again
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
         """Augment the examples, if there is an augmentation after the shuffle buffer."""
@@ -105,7 +105,7 @@ class Batches:
         builder: BatchBuilder,
         position: LoaderCursor,
         *,
-        group: int = 1,  # number of batches per call of ``work``; more are faster if the batches are small
+        group: int = 1,  # batches per call to ``work``; several at once are faster if batches are small
         drop_last: bool = False,
     ) -> None:
         self._stage, self._pool, self.builder = stage, pool, builder
@@ -137,7 +137,7 @@ class Batches:
         return batches
 
     def remade(self, items: keyed.Items, taken: Examples) -> Batch:
-        """Make a batch again after a resume, because some of its repeats have not been used yet."""
+        """Rebuild a batch after a resume, because some of its repeats have not been used yet."""
         examples = self.builder.augmented(items, taken)
         length = self.builder.examples_in(examples)
         return Batch(self.builder.batch(items, examples), self._position, length)
@@ -176,8 +176,8 @@ class EchoedBatches:
         if not self._outputs:
             self._outputs.extend(self._stage.take_repeats())
         if not self._outputs:
-            # After a resume into a draining buffer, the stages before have not yet reached the end of their
-            # input, nor read the examples that drop_last drops. This call lets them do so.
+            # After a resume into a draining buffer, earlier stages have not yet reached the end of their
+            # input or read the examples that drop_last drops. This call makes them do so.
             self._fresh()
             return None
         start = time.perf_counter()

@@ -13,8 +13,8 @@ class ToDevice:
     """Copies batches to a device while the training loop computes; with None, leaves batches unchanged."""
 
     def __init__(self, device: str | torch.device | None) -> None:
-        # The device is resolved here, because "cuda" means the current device of a thread. In the loader's
-        # threads this would be the first device.
+        # The device is resolved here, because "cuda" means the calling thread's current device, which in the
+        # loader's threads would be the first one.
         self._device = None if device is None else torch.empty(0, device=device).device
         self._cuda = self._device is not None and self._device.type == "cuda"
         self._stream: torch.cuda.Stream | None = None
@@ -49,14 +49,14 @@ class ToDevice:
             return
         # Otherwise torch could reuse the memory for the next copy while the step still reads it.
         stream = torch.cuda.current_stream(self._device)
-        # A loader's thread may have cloned this repeat on the default stream, which must finish first.
+        # A loader thread may have cloned this repeat on the default stream, which must finish first.
         stream.wait_stream(torch.cuda.default_stream(self._device))
         on_tensors(batch, lambda part: part.record_stream(stream) if isinstance(part, torch.Tensor) else part)
 
 
 def on_tensors(batch: Any, call: Callable[[Any], Any]) -> Any:
     """Apply ``call`` to all tensors in a nested batch, and return the results with the same structure."""
-    # BatchEncoding of Hugging Face, for example, is a UserDict.
+    # Hugging Face's BatchEncoding, for example, is a UserDict.
     own = not isinstance(batch, dict | UserDict | list)
     if own and callable(getattr(batch, "to", None)):  # a tensor, PackedSequence, TensorDict, ...
         return call(batch)
@@ -76,7 +76,7 @@ def batch_length(batch: Any) -> int:
 
     * Array or tensor: the length of its first axis.
     * Mapping or tuple: the length of its first array or, without arrays, of its first nested container.
-    * List: the length of its arrays if this is the same for all; otherwise the length of the list.
+    * List: the common length of its arrays if there is one, otherwise the length of the list.
     * Other objects except strings and bytes: ``len(batch)``.
 
     Raises:

@@ -1,6 +1,6 @@
 """Worker processes that read, store, decode and augment examples.
 
-Each example stays in the worker that has read it until its last use. The loader's process receives only
+Until its last use, each example stays in the worker that read it. The loader's process receives only
 augmented examples. It refers to each stored example by a *token*, an integer that identifies the example and
 its worker.
 """
@@ -36,9 +36,9 @@ from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read import Reader
 from adaecho.echo.threads import PoolThread, Shutdown, picklable_error
 
-_LEAST_BYTES = 1 << 14  # smaller arrays go through the pipe, which is as fast for them
-_LOOK_EVERY_S = 0.5  # interval between checks that the parent process lives
-_END_S = 1.0  # time for a process to end by itself before it is killed
+_LEAST_BYTES = 1 << 14  # smaller arrays go through the pipe, which is just as fast for them
+_LOOK_EVERY_S = 0.5  # interval between checks that the parent process is alive
+_END_S = 1.0  # time for a process to exit on its own before it is killed
 Handler = Callable[..., Any]
 Ticket = SimpleQueue[Any]
 """A queue that receives the answer to one request, or None if the process ended before it answered."""
@@ -52,7 +52,7 @@ class ProcessDiedError(RuntimeError):
 
 def can_fork() -> bool:
     """Return whether this process can fork workers."""
-    # Libraries of macOS do not work after a fork. Daemon processes may not have children.
+    # macOS libraries do not work after a fork. Daemon processes may not have children.
     forks = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
     return forks and not multiprocessing.current_process().daemon
 
@@ -67,15 +67,15 @@ class Shared:
 class WorkerProcess:
     """A forked worker process that answers requests.
 
-    Answers come through a pipe. Large arrays in an answer come through a slot of shared memory instead.
+    Answers come through a pipe, except for their large arrays, which come through a slot of shared memory.
     """
 
-    # ``make`` creates the handler of requests, in the new process. The new process closes the pipes of the
+    # ``make`` creates the request handler in the new process. The new process closes the pipes of the
     # ``others``, which were forked earlier.
     def __init__(
         self, make: Callable[[], Handler], others: Sequence["WorkerProcess"], *, slots: int, slot_bytes: int
     ) -> None:
-        # Unused memory is free, because the operating system provides a page only at its first write.
+        # Unused memory is free, because the operating system allocates a page only when it is first written.
         self._memory = mmap.mmap(-1, slots * slot_bytes)
         self._sending, self._sent, self._waiting = threading.Lock(), 0, dict[int, Ticket]()
         self.closed = self._ended = False
@@ -119,7 +119,7 @@ class WorkerProcess:
                 ticket.put(None)
                 return ticket
             self._waiting[number] = ticket
-            # The last byte is the kind of the request. Pickle ignores bytes after the end of a value.
+            # The last byte is the kind of request. Pickle ignores bytes after the end of a value.
             body = _dumps((slot, request)) + bytes([request[0] == "read"])
             with suppress(OSError):  # the receiving thread notices the end of the process
                 self._connection.send_bytes(body)
@@ -167,7 +167,7 @@ class WorkerProcess:
         return result.value if isinstance(result, Shared) else result
 
     def kill(self) -> None:
-        """Kill the process. Threads that wait for its answers then stop waiting."""
+        """Kill the process. Threads that are waiting for its answers then stop waiting."""
         self.closed = True
         if self._process.ident is not None:
             self._process.kill()
@@ -189,7 +189,7 @@ class WorkerProcess:
 def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5, buffer_callback=put)
-    # Pickle would store all memory behind a tensor, even if the tensor is a view of only a part of it.
+    # Pickle would store all memory behind a tensor, even if the tensor is a view of only part of it.
     pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda one: one.clone().__reduce_ex__(5)}
     pickler.dump(value)
     return file.getvalue()
@@ -199,7 +199,7 @@ def _serve(
     connection: Any, others: list[Any], memory: Any, slot_bytes: int, make: Callable[[], Handler]
 ) -> None:
     # The parent handles these signals. They are not set to SIG_IGN, because commands that a dataset starts
-    # would inherit it.
+    # would inherit that.
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -211,7 +211,7 @@ def _serve(
     arrived: Requests = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, arrived, os.getppid()), daemon=True).start()
     handler = make()
-    # For the requests for batches, and those to read: the waiting ones in order, and the recent mean time.
+    # For batch requests and read requests: the waiting ones, in order, and the recent mean time.
     waiting, mean_s, number = (deque[Any](), deque[Any]()), [0.0, 0.0], 0
     while True:
         while not any(waiting) or not arrived.empty():
@@ -219,8 +219,8 @@ def _serve(
                 return
             number += 1
             waiting[request[-1]].append((number, request))
-        # The kind that takes less time goes first. A batch then does not wait for slow reads, and other
-        # workers do not wait for a read behind slow augmentations.
+        # The faster kind goes first. A batch then does not wait for slow reads, and other workers do not wait
+        # for a read behind slow augmentations.
         quick = mean_s[1] < mean_s[0]
         serial, request = (waiting[quick] or waiting[not quick]).popleft()
         start, spans = time.perf_counter(), list[tuple[int, int]]()
@@ -259,8 +259,8 @@ def _shared(
 ) -> Callable[[pickle.PickleBuffer], bool]:
     """Return a pickler callback that copies large arrays to a given range of bytes in shared memory."""
 
-    # It appends the first byte of each copy, and the byte after its last one, to ``spans``. Small arrays, and
-    # those that do not fit, stay in the pickle.
+    # It appends the start and end offsets of each copy to ``spans``. Small arrays, and those that do not fit,
+    # stay in the pickle.
     def put(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         start = -(-(spans[-1][1] if spans else begin) // 64) * 64
@@ -283,8 +283,8 @@ class WorkerStore:
     """Answers the requests in a worker process: reads, stores and augments examples."""
 
     def __init__(self, reader: Reader, builder: BatchBuilder) -> None:
-        # User code may draw from the global generators although it must not. After a fork all workers would
-        # draw the same numbers, so each gets its own random seed.
+        # User code might draw from the global random generators, although it must not. After a fork, all
+        # workers would draw the same numbers, so each gets its own random seed.
         key = int.from_bytes(os.urandom(8), "little")
         keyed.seed_globally(key, key >> 1)
         reader.go_alone()
@@ -367,9 +367,9 @@ class WorkerProcesses:
     # The following methods are called by several threads at once.
 
     def read(self, claim: Any) -> FreshBlock:
-        """Let one worker read and store examples. The result contains tokens instead of the examples."""
+        """Make one worker read and store examples. The result contains tokens instead of the examples."""
         serials = claim[0]
-        with self._choosing:  # the least busy worker, then the one with the fewest examples
+        with self._choosing:  # the least busy worker; among equals, the one with the fewest examples
             number = min(range(self._number), key=lambda n: (self._reads[n], self._given[n]))
             self._reads[number] += 1
             self._given[number] += len(serials)
@@ -382,7 +382,7 @@ class WorkerProcesses:
         fresh.examples = fresh.serials * self._number + number
         return fresh
 
-    # The following methods are the interface of a pool, which one thread at a time calls.
+    # The following methods are the interface of a pool. Only one thread at a time calls them.
 
     def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
         """Record how often each token's example will be used, and return the tokens as row numbers."""

@@ -35,8 +35,8 @@ class ExamplePool:
         self._columns: Columns | None = None  # [capacity, ...] for each leaf
         self._singles: list[Any] = []  # [capacity], used if examples differ in shape or type
         self._repeats = np.zeros(0, dtype=np.uint16)  # [capacity], remaining
-        # The row that was freed last is used first, so that the pool touches no more memory than it needs.
-        self._free = np.empty(0, dtype=np.int32)  # [capacity], of which the first ``_num_free`` rows are free
+        # The most recently freed row is reused first, so that the pool touches no more memory than it needs.
+        self._free = np.empty(0, dtype=np.int32)  # [capacity]; the first ``_num_free`` rows are free
         self._num_free = 0
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
@@ -65,7 +65,7 @@ class ExamplePool:
         return rows
 
     def _begin(self, examples: Examples) -> None:
-        """Create the storage for examples like the first ones."""
+        """Create storage for examples like these first ones."""
         if isinstance(examples, Columns):
             check_memory(self._slots * examples.example_bytes)
             self._columns = examples[:0]
@@ -80,12 +80,13 @@ class ExamplePool:
             self._singles += [None] * more
         else:
             for index, array in enumerate(self._columns.arrays):
-                # Unused rows need no memory, because the operating system provides a page at its first write.
+                # Unused rows need no memory: the operating system allocates a page only when it is first
+                # written.
                 grown = np.empty((capacity, *array.shape[1:]), array.dtype)  # array: [old capacity, ...]
                 grown[: len(array)] = array
                 self._columns.arrays[index] = grown
         self._repeats = np.concatenate([self._repeats, np.zeros(more, dtype=np.uint16)])  # [capacity]
-        # The lowest new rows are used first, so that memory of the highest rows may never be touched.
+        # The lowest new rows are used first, so the memory of the highest rows may never be touched.
         added = np.arange(capacity - 1, len(self._free) - 1, -1, dtype=np.int32)  # [new rows]
         self._free = np.concatenate([added, self._free])  # [capacity]
         self._num_free += more
@@ -101,12 +102,12 @@ class ExamplePool:
 
     def take(self, rows: Rows, items: keyed.Items) -> Examples:  # noqa: ARG002 (as of others)
         """Return the examples in the given rows, and delete those that were used for the last time."""
-        # ``insert`` has stored how often each example will be used.
+        # ``insert`` stored how often each example will be used.
         taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # this also counts rows that occur several times
         spent = rows[self._repeats[rows] == 0]
         if len(spent):
-            spent = keyed.distinct(spent)  # a row that is freed twice would be given to two examples
+            spent = keyed.distinct(spent)  # a row freed twice would be given to two examples
         if self._columns is None:
             originals = set(spent.tolist())
             # All uses but the last are copied, because augmentation may write into them.

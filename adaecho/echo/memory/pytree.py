@@ -20,7 +20,7 @@ Rows = NDArray[np.int64]
 _STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
 _NUMBERS = (bool, int, float)
 _UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
-# torch's default_collate treats a memory map as an array, too.
+# torch's default_collate also treats a memory map as an array.
 _ARRAYS = (np.ndarray, np.memmap)
 _CONTAINERS = ("dict", "tuple", "list")  # kinds of a TreeSpec with parts
 
@@ -123,7 +123,7 @@ def is_plain(kind: type) -> bool:
 
 
 def _is_named_tuple(kind: type) -> bool:
-    """Return whether a class is a named tuple, but no subclass, which may have more attributes."""
+    """Return whether a class is a named tuple, but not a subclass, which may have more attributes."""
     return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
@@ -213,7 +213,7 @@ def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -
     """Stack values and append the arrays to ``columns``; return False if the values cannot be stacked."""
     kinds = set(map(type, values))
     if form.kind not in _CONTAINERS:
-        # Arrays, and NumPy scalars of one class, need no conversion, which would take longer than the copy.
+        # Arrays and NumPy scalars of one class need no conversion, which would take longer than the copy.
         arrays: Any = values
         if not (kinds.issubset(_ARRAYS) if form is _ARRAY else form is _SCALAR and len(kinds) == 1):
             arrays = []
@@ -272,7 +272,7 @@ def _copied(value: Any, copied: Callable[[Any], Any]) -> Any:
     if kind in _ARRAYS and value.dtype != object:
         return np.array(value)
     if kind is torch.Tensor:
-        # One call: each call of torch releases and reacquires the GIL.
+        # A single call, because each call into torch releases and reacquires the GIL.
         return value.detach().clone() if value.requires_grad else value.clone()
     if kind is dict:
         return {key: _copied(part, copied) for key, part in value.items()}
@@ -307,7 +307,7 @@ def _collated(examples: list[Any]) -> Any:
 
 
 def _same_kind(first: Any, parts: list[Any]) -> Any:
-    """Put collated values into the example's container class, or if impossible into a dict or list."""
+    """Put collated values into the example's container class, or a dict or list if that is impossible."""
     try:
         return with_children(first, parts)
     except TypeError:
@@ -318,7 +318,7 @@ _LEAST_BYTES = 1 << 16  # the allocator reuses smaller arrays
 _SPARE_BLOCKS = 8  # for each size
 _MAX_SIZES = 32
 
-# Memory that is reused for batches, by size in bytes. Otherwise the operating system would take back each
+# Memory that is reused for batches, by size in bytes. Otherwise, the operating system would reclaim each
 # large array that is freed. Each page of the next array would then cause a page fault, which takes longer
 # than filling the page. The calls of a deque need no lock.
 _spare: dict[int, deque[NDArray[np.uint8]]] = {}

@@ -58,7 +58,7 @@ def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the sorted distinct values of an array, as ``np.unique`` does."""
-    # np.unique of NumPy 2.4 hashes, which is far slower. Its first call also imports numpy.ma, and an
+    # np.unique in NumPy 2.4 hashes, which is far slower. Its first call also imports numpy.ma, and an
     # interrupt during this import could leave the caller's data inconsistent.
     rising: NDArray[np.int64] = np.sort(numbers)
     new = np.ones(len(rising), dtype=bool)  # [n], whether a number differs from the one before it
@@ -67,7 +67,7 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_keys(seed: int, items: Items) -> Keys:
-    """Return one uint64 key for each repeat of an example, as the seed of its random numbers."""
+    """Return one uint64 key for each repeat of an example, to seed the repeat's random numbers."""
     # Only the lowest 64 bits of the seed count.
     base = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)  # [1]
     keys: Keys = items.astype(np.uint64)  # [n], a copy
@@ -79,7 +79,7 @@ def item_keys(seed: int, items: Items) -> Keys:
 
 
 def bits(keys: Keys, purpose: int) -> Keys:
-    """Return 64 random bits for each key, which are independent for different integers ``purpose``."""
+    """Return 64 random bits for each key. Different integers ``purpose`` give independent bits."""
     offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE  # [1]; 0 <= purpose < 2**32
     return _hash(keys + offset)
 
@@ -133,8 +133,8 @@ def seed_globally(key: int, of_torch: int) -> None:
 
 def are_seeded(key: int, of_torch: int) -> bool:
     """Return whether the global random generators are unchanged since ``seed_globally`` seeded them."""
-    # The next numbers are compared with those after seeding again. This changes the states, so the caller
-    # must restore them.
+    # The next numbers are compared with those after reseeding. This changes the states, so the caller must
+    # restore them.
     following = random.random(), np.random.random(), float(torch.rand(()))
     seed_globally(key, of_torch)
     return following == (random.random(), np.random.random(), float(torch.rand(())))

@@ -16,11 +16,11 @@ Rows = NDArray[np.int64]
 
 # A permutation of at least this many rows is computed row by row, without an array of all rows. A shorter one
 # is drawn as an array for each pass, which costs little (benchmarks/permutation_length.json) and preserves
-# the order of runs that were recorded before permutations could be computed.
+# the order of runs recorded before permutations could be computed.
 LEAST_COMPUTED = 1 << 22
 BLOCK = 4096  # number of rows computed at once
 _ROUNDS = 6  # Feistel rounds; 4 already give a pseudorandom permutation (Luby and Rackoff, 1988)
-_ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the buffers use those before it
+_ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # purpose of the first round's key; the buffers use earlier ones
 
 
 class Permutation:
@@ -34,8 +34,8 @@ class Permutation:
             each shard in order. "sequential" does not shuffle.
         shard_lengths: number of examples in each shard; needed for "shards".
         passes: number of epochs in each iteration of the loader; None if iteration is endless.
-        drop_last: whether to drop a remainder that cannot be divided among all ranks. Otherwise the first
-            examples of the iteration are repeated to fill it.
+        drop_last: whether to drop a remainder that cannot be divided evenly among the ranks. Otherwise, the
+            first examples of the iteration are repeated to fill it up.
 
     Attributes:
         iteration_length: number of examples that all ranks together read in one iteration; 0 if endless.
@@ -74,13 +74,14 @@ class Permutation:
         if number != blocks[0]:
             number = int(blocks[0])
             rows = self._of_serials(number * BLOCK + np.arange(BLOCK, dtype=np.int64))
-            # Threads may call this in parallel. One statement changes the pair, so none sees it half changed.
+            # Threads may call this in parallel. One statement changes the pair, so no thread sees it half
+            # changed.
             self._block = number, rows
         return rows[serials - number * BLOCK]
 
     def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
         """Return a checksum of the reading order in the epoch that contains example number ``serial``."""
-        # A resume compares it with the saved one, and so notices changed data or another sampler.
+        # A resume compares it with the saved one to detect changed data or a different sampler.
         if self._order != "shards":
             return 0  # the order depends only on the seed and the number of rows
         return zlib.crc32(self._lengths.tobytes())  # type: ignore[union-attr]
@@ -128,7 +129,7 @@ class Permutation:
             shards = rng.permutation(len(self._lengths))  # [shards], in the order of this pass
             lengths, starts = self._lengths[shards], (np.cumsum(self._lengths) - self._lengths)[shards]
             ends = np.cumsum(lengths)  # [shards]
-            # [2, shards]: for each shard the position at which it ends, and the row minus the position.
+            # [2, shards]: for each shard, the position at which it ends, and the row minus the position.
             return np.stack([ends, starts - (ends - lengths)])
         return rng.permutation(np.arange(self.length, dtype=self._dtype))  # [length]
 
@@ -189,8 +190,8 @@ class SampledOrder(Permutation):
         self._sampler, self._num_rows = sampler, rows  # ``rows`` is the number of rows in the source
         self._marked: tuple[Any, int] = None, 0  # the rows of a pass and their digest
         self._lock = threading.Lock()  # only one thread at a time may draw from a sampler
-        # The order may depend only on the seed and the epoch. A sampler of torch with a ``generator`` draws
-        # only from this generator, so it is not checked.
+        # The order may depend only on the seed and the epoch. A torch sampler with a ``generator`` draws only
+        # from this generator, so it is not checked.
         asks_generator = hasattr(sampler, "generator") and type(sampler).__module__.startswith("torch.")
         if not asks_generator and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
@@ -217,7 +218,7 @@ class SampledOrder(Permutation):
             return self._rows()
         drawn_with = torch.Generator()
         drawn_with.manual_seed(seeds_of_pass(self._seed, number)[0])
-        # While the sampler is read, a seeded generator replaces its own.
+        # While the sampler is being read, a seeded generator replaces its own.
         own, sampler.generator = sampler.generator, drawn_with
         try:
             return self._rows()

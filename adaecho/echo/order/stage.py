@@ -72,8 +72,8 @@ class Outputs:
     items: keyed.Items  # the repeats, int64 [n], encoded as in order/keyed.py
     rows: Rows  # the storage row of each repeat's example, int64 [n]
     before: Cursor  # position before the first of these repeats
-    # The repeats that pushed the first m of these out of the buffer, int64 [m]. The others left after the
-    # input had ended.
+    # The repeats that pushed the first m outputs out of the buffer, int64 [m]. The other outputs left after
+    # the input had ended.
     entering: keyed.Items
     end: int  # number of the next example that the stage will request, in this rank's reading order
     world: int  # number of ranks
@@ -106,7 +106,7 @@ class EchoStage:
         pool: Pool,
         stream: Stream,  # the order of the repeats, with the echoing factor and the size of the buffer
         *,
-        block: int = 1024,  # largest number of repeats that enter the buffer in one step while it fills
+        block: int = 1024,  # maximum number of repeats that enter the buffer in one step while it fills
         lookahead: int = 1,  # smallest number of examples to request at once
     ) -> None:
         # ``cursor`` is the position after the last output. ``next_index`` is the number of the next example
@@ -116,7 +116,7 @@ class EchoStage:
         self._buffer = ShuffleBuffer(stream.seed, stream.size)
         # A lookahead above 1 would delay the output of slow sources, so only arrays in memory use it.
         self._block, self._lookahead = block, lookahead
-        # The items that wait to enter the buffer, ascending, with their rows and slots; int64 [n] each.
+        # The items waiting to enter the buffer, ascending, with their rows and slots; int64 [n] each.
         self._items, self._rows, self._slots = 3 * [keyed.NO_ITEMS]
 
     def resume(self, cursor: Cursor, next_index: int, contents: Contents, rows_of: RowsOf) -> None:
@@ -153,13 +153,13 @@ class EchoStage:
 
     def take_repeats(self) -> list[tuple[int, Cursor]]:
         """Return the next repeats, each with the position after it, or an empty list after the last one."""
-        # With a shuffle buffer this is one repeat, and without it all repeats of the next batch.
+        # With a shuffle buffer, this is one repeat; without one, it is all repeats of the next batch.
         buffer, fresh = self._buffer, None
-        # After a resume, repeats can wait to enter even without a buffer; they then leave one by one.
+        # After a resume, repeats may be waiting even without a buffer; they then leave one by one.
         if buffer.size or buffer.draining or len(self._items):
             outputs = self.take(1)
             return list(zip(outputs.items.tolist(), [self.cursor], strict=False))
-        # For small batches this is faster than ``take``, which builds index arrays.
+        # For small batches, this is faster than ``take``, which builds index arrays.
         self.stream.factor.settle(self.next_index)
         while fresh is None or not len(fresh.serials):
             fresh = self._upstream(1)
@@ -200,7 +200,7 @@ class EchoStage:
                     self._wait(keyed.uses(fresh.serials, counts), np.repeat(rows, counts))
 
     def _wait(self, items: keyed.Items, rows: Rows) -> None:
-        """Append repeats to those that wait to enter the buffer."""
+        """Append repeats to those waiting to enter the buffer."""
         slots = ShuffleBuffer.slots(self.stream.seed, self.stream.size, items)  # [items]
         if len(self._items):  # each array then holds the waiting entries, followed by the new ones
             items, rows = np.concatenate([self._items, items]), np.concatenate([self._rows, rows])

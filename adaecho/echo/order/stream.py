@@ -1,8 +1,8 @@
 """The order of examples after repeating and shuffling.
 
-Each example enters a shuffle buffer as often as the echoing factor says. Once the buffer is full, each repeat
-that enters pushes out the repeat in a random slot. All random choices are computed from the seed. A resumed
-loader can therefore recompute the contents of the buffer at any position, so no state has to store them.
+The echoing factor determines how often each example enters a shuffle buffer. Once the buffer is full, each
+repeat that enters pushes out the repeat in a random slot. All random choices are computed from the seed, so a
+resumed loader can recompute the buffer's contents at any position. No state has to store them.
 """
 
 import math
@@ -16,7 +16,7 @@ from adaecho.echo.order import keyed
 
 REPEATS, SLOT, DRAIN = keyed.STAGE_PURPOSES, keyed.STAGE_PURPOSES + 1, keyed.STAGE_PURPOSES + 2
 _EVERY_STEPS = 20  # number of steps between two updates of the automatic factor
-_COUNTED = 1 << 16  # number of examples counted at once, so that their arrays fit into the CPU cache
+_COUNTED = 1 << 16  # number of examples counted at once, so that their arrays fit in the CPU cache
 _LEAST_CHANGE = 0.05  # smallest relative change of the factor; smaller ones are measurement noise
 _LEAST_LOOK = 1 << 12  # smallest number of fresh examples to search at once
 
@@ -32,14 +32,14 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
     whole = math.floor(factor)
     counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
     if factor > whole:
-        # Keyed by local number, so that ranks with equally many examples have equally many uses.
+        # Keyed by local number, so that ranks with the same number of examples have the same number of uses.
         drawn = keyed.uniform(keyed.item_keys(seed, numbers << keyed.ECHO_BITS), REPEATS)  # [n]
         counts += drawn < factor - whole
     return counts
 
 
 class Factor:
-    """The echoing factor, which is the mean number of uses of each example, and its changes so far."""
+    """The echoing factor (the mean number of uses per example), and its changes so far."""
 
     def __init__(self, seed: int, first: float) -> None:
         self.history: History = [(0, first)]  # iteration only appends to it, so any thread may read it
@@ -131,7 +131,7 @@ class AutoFactor:
 
 
 class Cursor(NamedTuple):
-    """How far one iteration has come in repeating and shuffling its examples."""
+    """How far one iteration has progressed in repeating and shuffling its examples."""
 
     entered: int = 0  # repeats that have entered the shuffle buffer
     last: int = -1  # the repeat that entered last, encoded as in order/keyed.py; -1 if none has entered
@@ -146,12 +146,12 @@ BEGINNING = Cursor()
 
 
 class Contents(NamedTuple):
-    """The repeats of examples that are in the shuffle buffer or wait to enter it."""
+    """The repeats of examples that are in the shuffle buffer or waiting to enter it."""
 
     # The repeats in the buffer, int64 [n], in the order of their slots. Once no more repeats enter and some
     # have left, they are in the order in which they will leave.
     buffer: keyed.Items = keyed.NO_ITEMS
-    pending: keyed.Items = keyed.NO_ITEMS  # the latest example's repeats that wait to enter, int64 [m]
+    pending: keyed.Items = keyed.NO_ITEMS  # the latest example's repeats that are waiting to enter, int64 [m]
 
     @property
     def items(self) -> keyed.Items:
@@ -251,8 +251,8 @@ class ShuffleBuffer:
 
     def load(self, items: keyed.Items, rows: Rows, *, draining: bool) -> None:
         """Refill the buffer with the repeats that it contained at a saved position."""
-        # Usually the items are in the order of their slots. If ``draining``, no more items enter, and these
-        # are in the order in which they will leave.
+        # Usually, the items are in slot order. If ``draining``, no more items enter, and they are in the
+        # order in which they will leave.
         self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
         self._rows[: len(items)] = rows
@@ -260,7 +260,7 @@ class ShuffleBuffer:
 
 
 class Stream:
-    """Computes from the seed in which order one iteration outputs the repeats of its examples."""
+    """Computes from the seed the order in which one iteration outputs the repeats of its examples."""
 
     def __init__(
         self, seed: int, size: int, factor: Factor, *, rank: int, world: int, begin: int, bad: list[int]
@@ -289,7 +289,7 @@ class Stream:
         return keyed.uses(numbers * self.world + self.rank, self.factor.counts(numbers))
 
     def contents(self, cursor: Cursor) -> Contents:
-        """Compute which repeats have been made but not output at a position."""
+        """Compute which repeats have been made but not yet output at a position."""
         return Contents(self.held(cursor), self.pending(cursor))
 
     def pending(self, cursor: Cursor) -> keyed.Items:
@@ -313,7 +313,7 @@ class Stream:
         return items[: np.searchsorted(items, last, side="right")], start
 
     def _after_last(self, cursor: Cursor) -> int:
-        """Return the number of the first example of which no repeat has entered the buffer at a position."""
+        """Return the number of the first example whose repeats have not entered the buffer at a position."""
         return self.begin if cursor.last < 0 else self.number(cursor.last) + 1
 
     def held(self, cursor: Cursor) -> keyed.Items:
@@ -327,7 +327,7 @@ class Stream:
             slots = ShuffleBuffer.slots(self.seed, self.size, items)  # [items]
             filling = min(max(self.size - entered, 0), len(items))
             # The first ``size`` items filled the slots in order, not at random. A state does not list bad
-            # examples older than the oldest item in the buffer. Without them the search counts too many
+            # examples older than the oldest item in the buffer. Without them, the search counts too many
             # items, but this only shifts items that have already left the buffer.
             slots[:filling] = np.maximum(entered + np.arange(filling), 0)
             empty = buffer[slots] < 0

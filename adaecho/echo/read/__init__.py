@@ -102,7 +102,7 @@ def _as_arrays(source: Any) -> Columns | None:
 
 
 def warn_if_unshared(source: Any, world_size: int) -> None:
-    """Warn if every rank seems to read all batches of the source, instead of its share."""
+    """Warn if every rank seems to read all batches of the source, instead of only its share."""
     declared = hasattr(source, "set_share") or hasattr(getattr(source, "settings", source), "rank")
     if world_size == 1 or declared:
         return

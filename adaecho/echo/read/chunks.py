@@ -27,7 +27,7 @@ _NEVER_THE_EXAMPLE = (
     ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError, urllib.error.URLError,
     http.client.HTTPException,
 )  # fmt: skip
-# The errno values of errors that an example with wrong content, or with a wrong file name, can cause.
+# The errno values that an example with wrong content or a wrong file name can cause.
 _OF_THE_EXAMPLE = (None, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG)
 _NETWORK_CLIENTS = (
     "aiohttp.", "azure.core.", "botocore.", "gcsfs.", "google.api_core.", "google.auth.", "grpc.",
@@ -38,13 +38,13 @@ _HOPELESS = 1000  # reading fails after this many consecutive bad examples beyon
 NONE_SKIPPED = (
     "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
     "bad_examples"
-)  # it names both arguments, because the reader may have created a loader or started a run by a command
+)  # it names the argument and the config key, because the user may have created a loader or started a run
 
 
 def is_of_machine(error: Exception) -> bool:
     """Return whether an error comes from the machine or the network, rather than from a bad example.
 
-    For instance, a full disk, a lost connection or a missing file.
+    These errors include a full disk, a lost connection and a missing file.
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
         return True
@@ -64,7 +64,7 @@ class BadExamples:
         # "error" (a text) and "row" (in the source; None if unknown).
         self.found: list[dict[str, Any]] = []
         # The indices of all bad examples, ascending. A row occurs once for each epoch in which it is bad.
-        # Iteration only appends to this list, so that another thread can save a state at any time.
+        # Iteration only appends to this list, so another thread can save a state at any time.
         self.numbers: list[int] = []
 
     def add(self, chunk: FreshBlock) -> None:
@@ -93,7 +93,7 @@ class BadExamples:
 
 
 def warn_caller(message: str) -> None:
-    """Issue a warning that points to the user's line that called this package."""
+    """Issue a warning that points to the line of user code that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
         frame, level = frame.f_back, level + 1
@@ -200,7 +200,7 @@ class PrefetchQueue:
 
     def __init__(
         self,
-        claim: Callable[[int], Any | None],  # selects up to so many examples to read; None at the end
+        claim: Callable[[int], Any | None],  # selects up to this many examples to read; None at the end
         work: Callable[[Any], FreshBlock],  # reads the selected examples
         bad: BadExamples,
         index: int,
@@ -213,12 +213,12 @@ class PrefetchQueue:
         self.map = InlineMap(lambda: claim(self._wanted), work)
         # This rank's index of the next example, and the number of examples so far, including bad ones.
         self.index, self.examples = index, 0
-        # If an iteration has bad examples only, ``take`` raises the error of the first one.
+        # If all examples of an iteration are bad, ``take`` raises the error of the first one.
         self._first_bad: BadExample | None = None
         self._has_good = not begins
 
     def take_again(self, count: int) -> FreshBlock:
-        """Return the next examples that a resume reads again, at most ``count`` if no threads read."""
+        """Return the next examples that a resume rereads, at most ``count`` without reading threads."""
         self._wanted = count
         chunk = self.map.get()
         assert chunk is not None

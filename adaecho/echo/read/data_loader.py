@@ -78,8 +78,8 @@ class DataLoaderSource(IterableSource):
         # Persistent workers would not see an epoch that is set after their start.
         kept = None if hasattr(self._loader.dataset, "set_epoch") else self._own
         own = copy.copy(self._loader) if kept is None else kept
-        # A DataLoader refuses assignments to some of its attributes, so its dict is updated. This is one
-        # statement, so that an interrupt cannot split it.
+        # A DataLoader rejects assignments to some of its attributes, so update its dict, in one statement
+        # that no interrupt can split.
         vars(own).update(
             vars(self._loader)
             | {
@@ -161,8 +161,7 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
-        # A thread of the loader must not change the global generators, because the training step may use
-        # them at the same time.
+        # A loader thread must not change the global generators, because the training step may be using them.
         by_pool_thread = isinstance(threading.current_thread(), PoolThread)
         seeded = not (self._source.reads_in_workers or by_pool_thread)
         with keyed.global_generators_kept() if seeded else nullcontext():

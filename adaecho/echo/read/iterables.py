@@ -14,8 +14,8 @@ import torch
 
 from adaecho.echo.memory.pytree import duplicate
 
-# Number of examples or batches between two saved positions. A position of another library can take as long to
-# save as an example takes to read.
+# Number of examples or batches between two saved positions. Saving another library's position can take as
+# long as reading an example.
 APART = 16
 
 Position = Sequence[int] | dict[str, Any]
@@ -27,8 +27,8 @@ class IterableSource:
 
     # The iterable may have these optional methods:
     #
-    # * ``set_epoch(number)`` is called before each epoch. If the iterable is a data loader without this
-    #   method, it is called on its sampler and its dataset.
+    # * ``set_epoch(number)`` is called before each epoch. If a data loader lacks this method, it is called
+    #   on the loader's sampler and dataset.
     # * ``set_share(rank, world_size)`` restricts the iterable to the examples of one rank.
     # * ``iterate_from(position)`` returns an iterator that starts at a saved position in an epoch. Each
     #   iterator has an attribute ``position``, a sequence of integers that only the iterable interprets.
@@ -159,7 +159,7 @@ class IterableSource:
         return batch
 
     def other_example(self, serial: int) -> ValueError:
-        """Return the error for an example that has changed when it is read again."""
+        """Return the error for an example that differs when it is reread."""
         return ValueError(
             f"load_state_dict: {self.origin(serial)} differs from the example in the saved state: "
             f"{self.name} yields other examples, or another order, when it is iterated again, so some would "
@@ -186,7 +186,7 @@ def parts_of(source: Any) -> list[Any]:
 
 
 def tell_pass(source: Any, number: int) -> None:
-    """Call ``set_epoch(number)`` of a source, or else of its sampler, batch sampler and dataset."""
+    """Call ``set_epoch(number)`` on a source, or else on its sampler, batch sampler and dataset."""
     for part in [source] if hasattr(source, "set_epoch") else parts_of(source):
         if hasattr(part, "set_epoch"):
             part.set_epoch(number)
@@ -197,7 +197,7 @@ PositionMethods = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def _saved(methods: PositionMethods) -> Position:
-    return {"own": copy.deepcopy(methods[0]())}  # copied, because the source may still write into it
+    return {"own": copy.deepcopy(methods[0]())}  # copied, because the source may write into it later
 
 
 def _take(methods: PositionMethods, position: Any) -> None:
@@ -218,8 +218,8 @@ def decoded(text: str) -> Any:
 
 def position_methods(owner: Any) -> PositionMethods | None:
     """Return an object's methods that save and restore its position, or None if it has none."""
-    # States of Hugging Face's streams lack the buffer of ``shuffle``, so a resumed stream would yield other
-    # data.
+    # The states of Hugging Face streams lack the buffer of ``shuffle``, so a resumed stream would yield
+    # different data.
     streams = [owner, getattr(owner, "dataset", None), getattr(owner, "_dataset", None)]
     if any(kind.__module__.startswith("datasets.") for part in streams for kind in type(part).__mro__):
         return None

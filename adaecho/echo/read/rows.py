@@ -21,8 +21,8 @@ from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read.chunks import Preparation, ReaderState, Serials, is_of_machine
 
-_GROUP, _GROUP_BYTES = 1024, 1 << 22  # largest number of small examples in a group, and their bytes
-_DATASET_SEED = 2  # added to the loader's seed, so that the dataset draws other numbers than the loader
+_GROUP, _GROUP_BYTES = 1024, 1 << 22  # maximum number of small examples in a group, and maximum bytes
+_DATASET_SEED = 2  # added to the loader's seed, so that the dataset and the loader draw different numbers
 
 
 class ArraySource:
@@ -33,7 +33,8 @@ class ArraySource:
     def __init__(self, arrays: Columns) -> None:
         self.arrays = arrays  # [length, ...] for each leaf
         self.length, self.name = len(arrays), "arrays"
-        # Rows of a memory map are copied into a pool, because each use would read them from storage again.
+        # Rows of a memory map are copied into a pool, because each use would otherwise reread them from
+        # storage.
         self.resident = not any(map(_is_memory_map, arrays.arrays))
 
     def read(self, rows: Rows) -> Columns:
@@ -74,7 +75,7 @@ def is_thread_safe(dataset: Any) -> bool:
 
 
 class MapSource:
-    """A source that wraps a map-style dataset, which has ``len(dataset)`` and ``dataset[row]``.
+    """A source that wraps a map-style dataset, which supports ``len(dataset)`` and ``dataset[row]``.
 
     The dataset may also have:
 
@@ -83,8 +84,8 @@ class MapSource:
     * ``__getitems__(rows)``, which reads many rows in one call.
     * ``thread_safe = True``, if reading changes no shared state, such as an open file.
 
-    Other datasets are read in worker processes or in the calling thread. If they draw from the global random
-    generators, the loader seeds these generators for each example.
+    Datasets without ``thread_safe`` are read in worker processes or in the calling thread. If a dataset draws
+    from the global random generators, the loader seeds these generators for each example.
     """
 
     resident = False
@@ -138,7 +139,7 @@ class RandomReader:
         resident: bool,  # whether to return row numbers instead of examples, for arrays in memory
         seed: int = 0,  # for datasets that draw random numbers from the global generators
     ) -> None:
-        self.reads_again = not resident  # whether a resume reads the examples of the shuffle buffer again
+        self.reads_again = not resident  # whether a resume rereads the examples in the shuffle buffer
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
         self._index, self._limit, self._seed = 0, sys.maxsize, seed + _DATASET_SEED
@@ -177,8 +178,8 @@ class RandomReader:
         seeds = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         with keyed.global_generators_kept():
             if not source.draws:
-                # Seeding each example takes longer than reading a small one. A dataset that turns out to
-                # draw is read again with the seeds.
+                # Seeding each example takes longer than reading a small one. A dataset that turns out to draw
+                # numbers is reread with the seeds.
                 keyed.seed_globally(seeds[0], seeds[0] >> 1)
                 fresh = self._fresh(claim, [])
                 if keyed.are_seeded(seeds[0], seeds[0] >> 1):

@@ -17,14 +17,14 @@ from adaecho.echo.order.stage import FreshBlock
 from adaecho.echo.read.chunks import Preparation, ReaderState, Serials
 from adaecho.echo.read.iterables import IterableSource, Position, decoded, encoded
 
-_MOST = 1024  # largest number of marks
-_SPACING = 16  # marks are so close that a resume reads at most 1/16 more examples than it needs
-_WITNESSED = 16  # one in so many examples gets a fingerprint; every whole batch gets one
+_MOST = 1024  # maximum number of marks
+_SPACING = 16  # marks are close enough that a resume reads at most 1/16 more examples than it needs
+_WITNESSED = 16  # one in this many examples gets a fingerprint; every whole batch gets one
 _ENDED = object()
-_KEPT = 1024  # number of fingerprints to keep, many more than there are examples read ahead
-_FIRST = 32  # the first examples of a pass all get a fingerprint, so that early states contain some
+_KEPT = 1024  # number of fingerprints to keep, far more than there are examples read ahead
+_FIRST = 32  # this many examples at the start of a pass all get a fingerprint, so early states have some
 _IN_A_STATE = 32  # fingerprints in a state; one could match by chance if a source shuffles only a little
-_LEAVES, _ELEMENTS = 64, 4096  # a fingerprint covers at most so many leaves, and elements of each array
+_LEAVES, _ELEMENTS = 64, 4096  # a fingerprint covers at most this many leaves, and elements of each array
 _SIZED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types by bytes per element
 
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
@@ -64,7 +64,7 @@ def thinned(marks: list[Mark]) -> list[Mark]:
     """Remove some older marks if there are too many, but keep the first and the last."""
     if len(marks) <= _MOST:
         return marks
-    # A gap may be larger the further it is from the last mark, up to a fixed fraction of this distance.
+    # The further a gap is from the last mark, the larger it may be, up to a fixed fraction of the distance.
     kept = [marks[-1]]
     for mark, before in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
         newer = kept[-1].count
@@ -75,9 +75,9 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 
 def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
     """Return the restart points (marks) that a state must contain, so that an iterable can be resumed."""
-    # ``oldest`` is the count (see ``SequentialReader``) of the oldest example in the shuffle buffer,
-    # ``following`` that of this rank's next example, and ``after`` that of the first example to read if the
-    # buffer is empty. A reader that is ahead may already have opened an epoch after ``following``.
+    # The arguments are counts (see ``SequentialReader``): ``oldest`` of the oldest example in the shuffle
+    # buffer, ``following`` of this rank's next example, ``after`` of the first example to read if the buffer
+    # is empty. A reader that is ahead may already have opened an epoch after ``following``.
     opened = [mark for mark in marks if mark.epoch_start <= following]
     if not opened:
         return []
@@ -93,7 +93,8 @@ class ReplayFingerprints:
     def __init__(self, spacing: int = 1, world: int = 1) -> None:
         # The first examples of an epoch all get a digest. Of the others, one in ``spacing`` gets one.
         self._spacing, self._world = spacing, world
-        # Pairs of a serial number and a fingerprint. Never changed in place, because another thread may read.
+        # Pairs of a serial number and a fingerprint. Never changed in place, because another thread may read
+        # them.
         self._seen: list[tuple[int, int]] = []
         self._expected: dict[int, int] = {}
 
@@ -102,7 +103,7 @@ class ReplayFingerprints:
         self._seen = []
 
     def add(self, serial: int, index: int, example: Any, digest: int = 0, *, always: bool = False) -> None:
-        """Store a digest of an example, if the example is one of those that a resume checks."""
+        """Store a digest of an example if a resume checks this example."""
         # ``serial`` counts the examples of all ranks over all epochs, and ``index`` those of this epoch. A
         # ``digest`` of 0 means that the digest is computed from the example.
         if always or index // self._world < _FIRST or not serial // self._world % self._spacing:
@@ -188,7 +189,7 @@ class SequentialReader:
     * The *serial number* is the index among the examples of all ranks: ``local number * world + rank``.
     """
 
-    reads_again = False  # because ``resume`` has read the examples of the shuffle buffer already
+    reads_again = False  # because ``resume`` has already read the examples in the shuffle buffer
 
     def __init__(
         self,
@@ -203,7 +204,7 @@ class SequentialReader:
         # This rank keeps the examples whose counts are congruent to _kept modulo _every.
         self._kept, self._every = (0, 1) if source.set_share(rank, world) else (rank, world)
         self._own: Callable[[Any], Any] = preparation.own if preparation.length is None else source.own_batch
-        self._again: dict[int, Any] = {}  # examples that were read again for the buffers, by count
+        self._again: dict[int, Any] = {}  # examples that were reread for the buffers, by count
         self._iterator: Iterator[Any] | None = None
         self._count = 0
         self._marks: list[Mark] = []  # never changed in place, because another thread may read it
@@ -233,8 +234,8 @@ class SequentialReader:
         self._marks = []
         self._witnesses.clear()
         if abandoned_at is not None:
-            # All ranks must agree on the count, so that they shard the next pass in the same way. It is
-            # therefore a multiple of the number of ranks.
+            # All ranks must agree on the count to shard the next pass identically, so it is a multiple of the
+            # number of ranks.
             self._count = abandoned_at * self._every
         self._last_pass = None if passes is None else iteration * passes
         number = 0 if passes is None else (iteration - 1) * passes
@@ -332,7 +333,7 @@ class SequentialReader:
         # These are marks, at which reading can restart, and digests, which reveal changed data. Reading must
         # restart before the oldest example in the shuffle buffer, which has the number ``oldest_serial``.
         source = self._source
-        # The last example is read again too, so that a fingerprint can be compared, unless ``iterate_from``
+        # The last example is also reread, so that a fingerprint can be compared, unless ``iterate_from``
         # continues after it.
         after = self._after(index) - (source.has_order_digest or not source.seekable)
         (oldest,) = self._counts(np.array([oldest_serial]))
@@ -342,7 +343,7 @@ class SequentialReader:
     def resume(
         self, index: int, iteration: int, passes: int | None, needed: Serials, state: ReaderState
     ) -> int:
-        """Continue from a saved state, and return how many examples were read again for this."""
+        """Continue from a saved state, and return how many examples were reread."""
         # ``needed`` contains the serial numbers of the examples in the buffers. Reading restarts before the
         # oldest of these and ends before this rank's example ``index``. The result also counts examples of
         # other ranks.
