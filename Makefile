@@ -1,7 +1,7 @@
 # `make` lists the targets.
 PYTHON ?= python3
 BUDGET_S ?= 540
-# Tests wait for processes and servers half of their time, so four tests keep two cores busy.
+# Tests spend half their time waiting for processes and servers, so four workers keep two cores busy.
 WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,13 +13,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(VENV)/installed ## the main job on real digits: does echoing save fresh examples? (2 minutes)
+quickstart: $(VENV)/installed ## train on digits with and without echoing, and compare (2 minutes)
 	$(BIN)/python -m adaecho.run -m experiment=quickstart
 
-install: $(VENV)/installed ## make .venv for runs and figures
-dev: $(VENV)/installed-dev ## make .venv with linter, type checker and tests
+install: $(VENV)/installed ## create .venv for runs and figures
+dev: $(VENV)/installed-dev ## create .venv with linter, type checker and tests
 
-lint: $(VENV)/installed-dev ## formatting, lint, types, imports, size budgets, prose
+lint: $(VENV)/installed-dev ## check formatting, lint, types, imports, size budgets and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -27,35 +27,35 @@ lint: $(VENV)/installed-dev ## formatting, lint, types, imports, size budgets, p
 	$(BIN)/python scripts/size.py
 	$(BIN)/python scripts/prose.py
 
-format: $(VENV)/installed-dev ## format, and fix lint errors where possible
+format: $(VENV)/installed-dev ## format the code, and fix lint errors where possible
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# In the listed order: files with few but long tests must not come last.
-test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
+# Keep the listed order, because files with few but long tests must not come last.
+test: $(VENV)/installed-dev ## run the tests, WORKERS at a time
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-all: $(VENV)/installed-dev ## all tests, in twice the time
+test-all: $(VENV)/installed-dev ## also run slower tests (takes twice as long)
 	$(BIN)/python -m pytest -m "" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
+figures: $(VENV)/installed ## draw all figures from the committed records; no GPU or network
 	$(BIN)/python -m experiments.evidence
 
-reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, BUDGET_S seconds at a time
+reproduce: $(VENV)/installed ## run the next unfinished experiments for BUDGET_S seconds
 	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S) $(if $(CIFAR10),--cifar10 "$(CIFAR10)")
 
-bench: $(VENV)/installed-dev ## ratios against peers, both sides measured in one run; records in benchmarks/
+bench: $(VENV)/installed-dev ## benchmark against other libraries, and write records to benchmarks/
 	@for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do \
 	  name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 constraints: $(VENV)/installed-dev ## write constraints.txt from the tested versions in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | grep -viE '^(nvidia-(cu|nc|nv[jst])|cuda|triton)' > constraints.txt
 
-dist: $(VENV)/installed-dev ## sdist and wheel in dist/
+dist: $(VENV)/installed-dev ## build sdist and wheel in dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 
-clean: ## remove .venv and caches; runs/ stays
+clean: ## remove .venv and caches, but not runs/
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
 
 $(BIN)/python:

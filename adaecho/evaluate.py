@@ -58,7 +58,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
     file = path / "model" / f"{weights}.safetensors"
     if not file.is_file():
         raise FolderError(
-            f"{file}: missing; a run writes its weights when it ends as reached or budget_spent, but the "
+            f"{file}: missing; a run writes its weights if its status is reached or budget_spent, but the "
             f"status of this run is {summary.get('status')}"
         )
     device = choose_device(config)
@@ -82,7 +82,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, Config, T
     run = RunFolder(path)
     plain = run.read_config()
     if plain is None:
-        raise FolderError(f"{path}: contains no config.yaml; give the folder of a run")
+        raise FolderError(f"{path}: contains no config.yaml; pass the folder of a run")
     config = _changed(plain, overrides)
     for key in ("split_seed", "validation_examples"):
         now = getattr(config.data, key)

@@ -105,7 +105,7 @@ def explained(error: BaseException) -> BaseException:
     # Recognize gloo's errors by their text, because torch raises them as plain RuntimeErrors.
     if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower()):
         reason = str(error).splitlines()[0]
-        return RankError(f"another rank failed, hangs or is gone; see its own message ({reason})")
+        return RankError(f"another rank failed, hung or exited; see its message ({reason})")
     return error
 
 

@@ -48,7 +48,7 @@ def show(path: Path, overrides: Sequence[str] = (), *, number: int = 8, out: Pat
     with torch.inference_mode(), autocast(device, choose_precision(config, device)):
         pictures = task.pictures(model, number, device)
     if not pictures:
-        raise UserError(f"{path}: nothing to show, because the model makes no mistake")
+        raise UserError(f"{path}: nothing to show, because the model makes no mistakes")
     out = out or path / "pictures" / f"{task.name}.png"
     with folder_errors(out):
         grid([(picture.image, picture.title, picture.true, picture.predicted) for picture in pictures], out)

@@ -79,14 +79,10 @@ def write(
     gpu: str | None = None,
     **more: Any,
 ) -> None:
-    """Print the results of a benchmark, and write them to ``benchmarks/<name>.json``.
+    """Print the results of a benchmark, one dict per measurement, and write them to a JSON file.
 
-    Args:
-        rows: one dict per measurement, all with the same keys. The keys name the units.
-        packages: packages whose versions are recorded.
-        path: file to write instead.
-        gpu: if given, the file is in ``benchmarks/gpu``.
-        more: further entries of the JSON file.
+    The file is ``benchmarks/<name>.json`` by default, and ``benchmarks/gpu/<name>.json`` if you give the name
+    of a GPU.
     """
     for table in (rows, *(value for value in more.values() if isinstance(value, list))):
         show(table)

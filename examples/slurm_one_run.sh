@@ -1,5 +1,5 @@
 #!/bin/bash
-# One run on several nodes: sbatch examples/slurm_one_run.sh. It continues after a timeout or preemption.
+# Train on several nodes: sbatch examples/slurm_one_run.sh. Training resumes after a timeout or preemption.
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --cpus-per-task=16
 #SBATCH --time=60 --signal=USR2@120 --requeue --open-mode=append
 

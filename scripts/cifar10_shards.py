@@ -64,9 +64,9 @@ def _write(path: Path, examples: Arrays, first: int = 0) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", help="folder with the hub's parquet files or the python batches, or a hub id")
+    parser.add_argument("data", help="folder with the Hub's parquet files or the Python batches, or a Hub ID")
     parser.add_argument("into", type=Path, help="folder for the shards (about 230 MB)")
-    parser.add_argument("--shard-examples", type=int, default=5000, help="number in a training shard (5000)")
+    parser.add_argument("--shard-examples", type=int, default=5000, help="examples per training shard (5000)")
     parser.add_argument(
         "--validation-examples", type=int, default=5000, help="size of the validation split (5000)"
     )

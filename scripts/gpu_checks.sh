@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Checks that need a GPU: tests, three benchmarks, then experiment=resnet32_tuned, within LIMIT_S seconds.
+# Run the checks that need a GPU: tests, three benchmarks, then experiment=resnet32_tuned, within LIMIT_S seconds.
 #
 #   OUT=FOLDER CIFAR10=FOLDER [WHEELS=FOLDER] [BEFORE=FILE] [LIMIT_S=720] scripts/gpu_checks.sh
 #
-# OUT gets logs, records and runs.tgz. CIFAR10 is a cifar-10-batches-py folder, which needs no further package.
-# WHEELS has the packages that the machine lacks (pip wheel -w WHEELS hydra-core optuna submitit timm ...).
-# BEFORE is the runs.tgz of the previous call; its trials are not run again.
+# OUT: the output folder for logs, records and runs.tgz.
+# CIFAR10: the folder cifar-10-batches-py.
+# WHEELS: packages that the machine lacks (pip wheel -w WHEELS hydra-core optuna submitit timm ...).
+# BEFORE: the runs.tgz of the previous call, whose trials are not repeated.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:?folder for the results}" "${CIFAR10:?folder of CIFAR-10}"
@@ -14,7 +15,7 @@ end=$(($(date +%s) + ${LIMIT_S:-720})) runs=$PWD/runs/gpu reserve_s=20
 mkdir -p "$OUT" "$runs"
 left() { echo $((end - $(date +%s) - reserve_s)); }
 
-step() { # NAME COMMAND...: run it while time is left; keep its output
+step() { # NAME COMMAND...: run the command if time is left, and log its output
     local name=$1 left_s=$(left)
     shift
     echo "== $name: $left_s s left"
@@ -23,7 +24,7 @@ step() { # NAME COMMAND...: run it while time is left; keep its output
     tail -n 3 "$OUT/$name.log"
 }
 
-save() { # summaries and metrics; neither checkpoints nor weights
+save() { # keep summaries and metrics, but not checkpoints and weights
     cp benchmarks/gpu/*.json "$OUT" 2>/dev/null || true
     (cd "$runs" && find . -name '*.json' -o -name '*.jsonl' -o -name config.yaml | tar czf "$OUT/runs.tgz" -T -)
 }
@@ -36,10 +37,10 @@ if [ -z "${BEFORE:-}" ]; then
         step "$name" python3 -m "benchmarks.$name"
     done
 fi
-nvidia-cuda-mps-control -d 2>/dev/null || true # so that 15 processes share the GPU
+nvidia-cuda-mps-control -d 2>/dev/null || true # lets 15 processes share the GPU
 tuned=$runs/resnet32_tuned
 step tuned python3 -m adaecho.run -m experiment=resnet32_tuned "data.path=$CIFAR10" "hydra.sweep.dir=$tuned"
-# Second stage: the cheapest trial of each arm that reached the target, on three new seeds.
+# Second stage: repeat the cheapest trial of each arm that reached the target with three new seeds.
 arms=$(python3 - "$tuned" 2>/dev/null <<'PYTHON'
 import sys
 from pathlib import Path

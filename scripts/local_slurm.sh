@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A Slurm on this machine, from Debian's packages, for trying and testing. Needs root, e.g. in a container.
+# Run Slurm from Debian's packages on this machine, for tests. Needs root, e.g. in a container.
 #
-#   scripts/local_slurm.sh up      # install what is missing, start, wait until its nodes are idle
-#   scripts/local_slurm.sh down    # stop its daemons and remove their state
+#   scripts/local_slurm.sh up      # install missing packages, start Slurm, wait until its nodes are idle
+#   scripts/local_slurm.sh down    # stop the daemons and remove their state
 #
-# SLURM_LOCAL_NODES (default 2) is how many nodes it has, each a slurmd with a port of its own; SLURM_LOCAL_CPUS
-# (default 32) how many CPUs each claims to have, whatever the machine has.
+# SLURM_LOCAL_NODES (default 2) is the number of nodes, each a slurmd with a separate port. SLURM_LOCAL_CPUS
+# (default 32) is the number of CPUs that each node reports, even if the machine has fewer.
 set -euo pipefail
 
 STATE=/var/lib/adaecho-slurm
@@ -21,7 +21,7 @@ install_packages() {
     apt-get -qq install --yes --no-install-recommends slurm-wlm munge >/dev/null
 }
 
-nodes() { # named by addresses of this machine, which every program can resolve
+nodes() { # named by addresses of this machine, so that every program can resolve them
     local node
     for ((node = 1; node <= NODES; node++)); do
         echo "NodeName=127.0.0.$node NodeHostname=$(hostname -s) NodeAddr=$(hostname -s) Port=$((FIRST_PORT + node)) CPUs=$CPUS" \
@@ -43,9 +43,9 @@ TaskPlugin=task/none
 SchedulerParameters=sched_interval=2,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
-# Listen on the address of this machine's name alone (in a container 127.0.0.1 or its own), not on all of them.
+# Listen only on the address of this machine's host name, not on all addresses.
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-# A node claims more CPUs than the machine may have, which slurmd must be told to believe.
+# Accept the configured number of CPUs, even if the machine has fewer.
 SlurmdParameters=config_overrides
 JobRequeue=1
 ReturnToService=2
@@ -84,12 +84,12 @@ up() {
         fi
         sleep 1
     done
-    echo "slurm did not come up in $WAIT_S s; the ends of its logs:" >&2
+    echo "slurm did not start within $WAIT_S s; the ends of its logs:" >&2
     tail -n 20 "$STATE"/*.log >&2
     exit 1
 }
 
-stop() { # the daemon of this pid file, and wait until it has written its state
+stop() { # stop the daemon with this PID file, and wait until it has written its state
     local pid
     pid=$(cat "$1" 2>/dev/null) || return 0
     kill "$pid" 2>/dev/null || return 0

@@ -46,7 +46,7 @@ def run(arguments: list[str], left_s: float) -> bool:
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as end:
             sweep.send_signal(signal.SIGINT)
             if isinstance(end, KeyboardInterrupt):
-                sys.exit("interrupted; the same command continues")
+                sys.exit("interrupted; run the same command to continue")
             return sweep.wait() == 0
 
 

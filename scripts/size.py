@@ -34,7 +34,7 @@ def main() -> None:
         size = len(files) if name.endswith("(files)") else sum(count(f.read_text()) for f in files)
         print(f"{name:20} {size:6,} of {budget:6,} {len(files):4} files")
         above += [name] * (size > budget)
-    sys.exit(f"above budget: {', '.join(above)}; take something out" if above else None)
+    sys.exit(f"above budget: {', '.join(above)}; remove code" if above else None)
 
 
 main()

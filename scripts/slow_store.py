@@ -71,7 +71,7 @@ def make_server(folder: Path, port: int, kilobytes_per_s: int) -> ThreadingHTTPS
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="folder to serve, e.g. of scripts/cifar10_shards.py")
+    parser.add_argument("folder", type=Path, help="folder to serve, e.g. from scripts/cifar10_shards.py")
     parser.add_argument("--kilobytes-per-s", type=int, default=500, help="rate of a slow connection (500)")
     parser.add_argument("--port", type=int, default=8765, help="port on 127.0.0.1 (8765)")
     options = parser.parse_args()

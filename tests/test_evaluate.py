@@ -63,7 +63,7 @@ def test_data_that_moved_and_data_with_other_classes(
 @pytest.mark.parametrize(
     ("damage", "typed", "message"),
     [
-        ("config.yaml", "", "contains no config.yaml; give the folder of a run"),
+        ("config.yaml", "", "contains no config.yaml; pass the folder of a run"),
         ("model/final.safetensors", "", "final.safetensors: missing"),
         ("", "data.pth=x", "pth"),
         ("", "data.path", "data.path: expected key=value"),
@@ -107,5 +107,5 @@ def test_training_images_of_the_run_are_not_a_validation_split(
 def test_numbers_that_mean_something_else_are_refused(key: str) -> None:
     for known in ({key: "here"}, {}):
         check_same_meaning(known, {key: "here"})
-    with pytest.raises(DataError, match="outputs have another meaning"):
+    with pytest.raises(DataError, match="outputs have a different meaning"):
         check_same_meaning({key: "there"}, {key: "here"})

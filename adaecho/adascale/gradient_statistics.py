@@ -99,7 +99,7 @@ class GradientStatistics:
             count = self.settings.num_passes
             raise RuntimeError(
                 f"AdaScale: {what} after {self._passes} of num_gradients_to_accumulate={count} backward "
-                f"passes; run {count} passes for each step(), and call it after step() or zero_grad()"
+                f"passes; run {count} passes per step(), and call this after step() or zero_grad()"
             )
 
     @property
@@ -174,8 +174,8 @@ class GradientStatistics:
             if any(parameter.grad is not None for parameter in self._hooked.values()):
                 raise RuntimeError(
                     f"AdaScale: backward pass {count + 1} with num_gradients_to_accumulate={count}; "
-                    f"call step() or zero_grad() after {count} passes, add the losses of one pass before "
-                    "backward(), or raise num_gradients_to_accumulate (activation checkpoints need "
+                    f"call step() or zero_grad() after {count} passes, sum the losses of a micro-batch "
+                    "before backward(), or raise num_gradients_to_accumulate (activation checkpointing needs "
                     "use_reentrant=False)"
                 )
         self._passes += 1

@@ -252,7 +252,7 @@ class AdaScale(Optimizer):
             raise RuntimeError(
                 f"AdaScale: created with {self._settings.num_ranks} rank(s), but torch.distributed now has "
                 f"{_num_ranks()}; create it after init_process_group, Accelerator() or fabric.launch(), or "
-                "give world_size=1 if each rank trains a separate model"
+                "pass world_size=1 if each rank trains a separate model"
             )
         elif statistics.pending.finite:
             *gains, pooled = statistics.gains()
@@ -297,7 +297,7 @@ class AdaScale(Optimizer):
             RuntimeError: AdaScale was created with ``is_scaled_loss=True``, so you already divide each loss.
         """
         if self._settings.is_scaled_loss:
-            raise RuntimeError("AdaScale: the losses are divided already (is_scaled_loss=True)")
+            raise RuntimeError("AdaScale: the losses are already divided (is_scaled_loss=True)")
         for parameter in self._parameters():
             if parameter.grad is not None:
                 parameter.grad /= self._settings.num_passes
@@ -391,6 +391,6 @@ def _check_optimizer(optimizer: Optimizer, rule: str) -> None:
     is_torch = type(inner).__module__.startswith("torch.optim.")
     if rule != "measure" and is_torch and not isinstance(inner, made_for[rule]):
         raise ValueError(
-            f'AdaScale: rule="{rule}" does not fit {type(inner).__name__}; use "gain" for SGD, "sqrt_gain" '
-            'for Adam and AdamW, or "measure", which leaves the learning rate unchanged'
+            f'AdaScale: rule="{rule}" does not support {type(inner).__name__}; use "gain" for SGD, '
+            '"sqrt_gain" for Adam and AdamW, or "measure", which leaves the learning rate unchanged'
         )

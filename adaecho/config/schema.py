@@ -328,7 +328,7 @@ def value_at(tree: Any, key: str) -> Any:
 def validate(config: Config) -> None:
     """Check the ranges, choices and combinations of all values."""
     if config.data.path == "":  # often caused by an unset shell variable
-        raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for built-in data")
+        raise ConfigError("data.path: is empty; set a path, Hub dataset ID or URL, or null for built-in data")
     for key, allowed in _CHOICES.items():
         one_of(key, value_at(config, key), allowed)
     for interval, keys in _RANGES.items():
@@ -358,7 +358,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
         steps, epochs = getattr(schedule, f"{name}_steps"), getattr(schedule, f"{name}_epochs")
         if steps and epochs is not None:
             raise ConfigError(
-                f"schedule.{name}_steps={steps} and schedule.{name}_epochs={epochs}: give one of the two"
+                f"schedule.{name}_steps={steps} and schedule.{name}_epochs={epochs}: set only one of the two"
             )
         if name == _DURATIONS.get(schedule.shape) and not (steps or epochs):
             raise ConfigError(

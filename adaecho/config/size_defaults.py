@@ -77,7 +77,7 @@ def _split(size: Size) -> tuple[int | None, int]:
 
 def _size(config: DictConfig) -> Size:
     if config.data.path is None:
-        raise ConfigError("data.path: missing; give the folder of your data, data.path=FOLDER")
+        raise ConfigError("data.path: missing; set it to the folder of your data, data.path=FOLDER")
     task: Any = OmegaConf.to_container(config.task)
     return _size_at(str(config.data.path), tuple(task.items()), config.data.max_bad_examples)
 

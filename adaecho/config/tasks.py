@@ -105,7 +105,7 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
     """Build the typed options of a task from plain values, and check them."""
     name = plain.get("name") if isinstance(plain, dict) else None
     if not isinstance(name, str) or name == "???":
-        raise ConfigError("task.name: missing; give one, for example task=digits")
+        raise ConfigError("task.name: missing; set one, for example task=digits")
     options = options_class(name)
     try:
         checked = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), plain))

@@ -39,7 +39,7 @@ def find(path: str | None, decode: Decode) -> Cifar10:
         decode: a function that decodes one example.
     """
     if path is None:
-        raise DataError("data.path=null: cifar10 needs a folder or a hub id, e.g. data.path=uoft-cs/cifar10")
+        raise DataError("data.path=null: cifar10 needs a folder or a Hub ID, e.g. data.path=uoft-cs/cifar10")
     folder = Path(path).expanduser()
     root = folder.parent if folder.name == _PICKLES else folder
     if (root / _PICKLES).is_dir():
@@ -67,7 +67,7 @@ def _read_pickles(root: Path, split: Split) -> Images:
         stored = CIFAR10(root, train=split == "train")
     except RuntimeError as error:
         raise DataError(
-            f"{root / _PICKLES}: files of cifar-10-python.tar.gz are missing or have other checksums; unpack "
+            f"{root / _PICKLES}: files of cifar-10-python.tar.gz are missing or have wrong checksums; unpack "
             "the archive again"
         ) from error
     return {"image": np.ascontiguousarray(stored.data), "label": np.array(stored.targets, dtype=np.int64)}

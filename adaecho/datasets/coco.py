@@ -133,7 +133,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
         labels = {number: label for label, number in enumerate(sorted(categories), start=1)}
         listed = [(one["image_id"], one["category_id"], one) for one in content["annotations"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: is not in COCO's schema ({type(error).__name__}: {error})") from error
+        raise DataError(f"{file}: is not in the COCO schema ({type(error).__name__}: {error})") from error
     annotations: dict[Any, list[list[float]]] = {number: [] for number in images}
     for image, category, annotation in listed:
         try:
@@ -147,7 +147,7 @@ def _read(top: Path, split: str, file: Path, bad: BadExampleBudget) -> Detection
     bad.add(*(f"{file}, image {number}: its file {name} is missing" for number, name in missing))
     kept = [number for number, (name, *_) in images.items() if name in present]
     if not kept:
-        raise DataError(f"{file}: lists no image that can be used")
+        raise DataError(f"{file}: lists no usable images")
     return DetectionImages(
         [categories[number] for number in labels],
         [present[images[number][0]] for number in kept],

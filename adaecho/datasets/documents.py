@@ -78,7 +78,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
         if files := [file for file in inside if file.name.lower().endswith(endings)]:
             return Documents(_by_split(root, files), files, column, lines)
     raise DataError(
-        f"data.path={path}: contains no text: neither .parquet nor {', '.join(_JSON_ENDINGS + _TEXT_ENDINGS)}"
+        f"data.path={path}: contains no text files (.parquet, {', '.join(_JSON_ENDINGS + _TEXT_ENDINGS)})"
     )
 
 
@@ -95,8 +95,8 @@ def _by_split(root: Path, files: list[Path]) -> dict[str, list[Path]]:
         return {"train": files}
     if unnamed := splits.pop("", []):
         raise DataError(
-            f"data.path={root}: {splits['train'][0].name} is named for training, but the names of "
-            f"{unnamed[0].name} and {len(unnamed) - 1} others say no split; rename or remove these files"
+            f"data.path={root}: {splits['train'][0].name} is named as training data, but {unnamed[0].name} "
+            f"and {len(unnamed) - 1} others have no split in their names; rename or remove these files"
         )
     return splits
 

@@ -96,14 +96,14 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabeledIma
     """
     splits = _splits(path, "data.path")
     if "train" not in splits:
-        raise DataError(f"data.path={path}: has no training images, only {', '.join(splits) or 'nothing'}")
+        raise DataError(f"data.path={path}: has no training images (splits: {', '.join(splits) or 'none'})")
     train, validation = splits["train"], _validation_of(splits)
     if validation_path is not None:
         named = _splits(validation_path, "task.validation_path")
         validation = _validation_of(named) or named["train"]
     if len(train.classes) == 1:
         raise DataError(
-            f"data.path={path}: has one class ({train.classes[0]}), but a classifier needs two or more; name "
+            f"data.path={path}: has one class ({train.classes[0]}), but a classifier needs two or more; set "
             "the folder that contains the class folders"
         )
     others = () if validation is None else validation.classes

@@ -37,16 +37,16 @@ def load_tables(path: str, columns: tuple[str, ...], key: str = "data.path") -> 
     local = Path(path).expanduser()
     owner_name, configuration = "/".join(path.split("/")[:2]), "/".join(path.split("/")[2:]) or None
     if not local.exists() and ("://" in path or path.count("/") not in (1, 2)):
-        raise DataError(f"{key}={path}: there is no such file or folder, and it is not a hub id (owner/name)")
+        raise DataError(f"{key}={path}: there is no such file or folder, and it is not a Hub ID (owner/name)")
     named = (str(local.resolve()), None) if local.exists() else (owner_name, configuration)
     try:
         # Always map the files, even if HF_DATASETS_IN_MEMORY_MAX_SIZE would load small tables into memory.
         splits = datasets.load_dataset(*named, keep_in_memory=False)
     except Exception as error:  # datasets raises many types of errors if tables cannot be loaded
-        what = "cannot be loaded" if local.exists() else "no such folder, and the hub id cannot be loaded"
+        what = "cannot be loaded" if local.exists() else "no such folder, and the Hub ID cannot be loaded"
         raise DataError(
             f"{key}={path}: {what} ({type(error).__name__}: {error}). Check files, name, connection and "
-            "access (HF_HUB_OFFLINE=1 reads the cache alone)"
+            "access (HF_HUB_OFFLINE=1 reads only the cache)"
         ) from error
     for name, split in splits.items():
         if not {*columns} <= {*split.features}:

@@ -44,8 +44,8 @@ CLOSE_WAIT_S = 10.0  # longest time to wait for a call to the source
 _OPEN: dict["Pipeline", int] = {}
 _NO_FORK = (
     "num_workers: the dataset, decode or augment does not declare thread_safe = True, and this platform "
-    "cannot fork worker processes, so all work is inline, as with num_workers=0; declare thread_safe = True "
-    "on code that threads may call in parallel, to use threads"
+    "cannot fork worker processes, so all work is inline, as with num_workers=0; to use threads, declare "
+    "thread_safe = True on code that threads may call in parallel"
 )
 
 
@@ -86,7 +86,7 @@ class Pipeline:
             warn_caller(_NO_FORK)
         refuse(
             processes and settings.batch_size is None,
-            "processes=True with batch_size=None: the source makes whole batches; set num_workers= there",
+            "processes=True with batch_size=None: the source yields whole batches; set num_workers= there",
         )
         # The size of the examples is checked once the first ones have been read.
         check_memory(_SLOT_BYTES * settings.shuffle_buffer)
@@ -142,7 +142,7 @@ class Pipeline:
         if self._draw_once:
             self._draw_once = False
             warn_caller(
-                f"source: {self.source.name} draws random numbers when it reads an example, and the echo "
+                f"source: {self.source.name} draws random numbers when it reads an example, and echoing "
                 "repeats them; pass its random transform as augment=, so that each repeat draws new ones"
             )
 
@@ -154,7 +154,7 @@ class Pipeline:
         if iteration > 1 and not position.iteration and not index:
             warn_caller(
                 f"set_epoch({iteration - 1}) of a new EchoLoader around an iterable: the number of earlier "
-                "examples is unknown, so it draws as in epoch 0; load a state, or pass another seed"
+                "examples is unknown, so it draws as in epoch 0; load a state, or pass a different seed"
             )
         self.streams.log.begin(index)
         position = position.begun(iteration, index)
@@ -258,7 +258,7 @@ class Pipeline:
             if not in_time:
                 _OPEN.pop(self, None)
                 warnings.warn(
-                    f"a call of the source has not returned for {CLOSE_WAIT_S:g} s; its thread still runs",
+                    f"a call to the source has not returned for {CLOSE_WAIT_S:g} s; its thread still runs",
                     RuntimeWarning,
                     stacklevel=3,
                 )

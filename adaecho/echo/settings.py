@@ -187,7 +187,7 @@ class Settings:
                     "ranks; save one state per rank, or pass state_of_all_ranks=True if one rank saves all"
                 )
             was = saved.get(name)
-            refuse(was != value, f"load_state_dict: {name} was {was!r} and is {value!r} now; {remedy}")
+            refuse(was != value, f"load_state_dict: {name} was {was!r} and is now {value!r}; {remedy}")
 
 
 def refuse_with_whole_batches(argument: str) -> None:
@@ -278,7 +278,7 @@ _REMEDIES = {
     "pin_memory_device": "device= sets the device of batches; leave this out",
     "timeout": "set the time limit in the source (TarShards: retries=)",
     "worker_init_fn": "randomness is keyed by example; open files in the dataset at the first read, and draw "
-    "with augment(example, rng)",
+    "random numbers in augment(example, rng)",
 }
 
 
@@ -287,7 +287,7 @@ def order_asked_for(given: dict[str, Any], order: str, sampler: Any) -> str:
     # ``given`` contains the keyword arguments that are not parameters of EchoLoader.
     for name, value in given.items():
         if name not in _REMEDIES:
-            raise TypeError(f"EchoLoader has no argument {name!r}, and neither has a DataLoader")
+            raise TypeError(f"EchoLoader and DataLoader have no argument {name!r}")
         asks = _REMEDIES[name] is not None and bool(value) != (name == "in_order")
         given_as = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
         refuse(asks, f"{name}={given_as}: {_REMEDIES[name]}")

@@ -282,6 +282,6 @@ def check(state: Any, settings: Settings, length: int | None) -> None:
     )
     refuse(
         had != has,
-        f"load_state_dict: the source had {had} but now has {has}, so its positions mean other examples; "
+        f"load_state_dict: the source had {had} but now has {has}, so positions refer to other examples; "
         "pass the source that the state was saved with",
     )

@@ -34,7 +34,7 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
     given = [argument for argument in arguments if argument.startswith("step_s=")]
     overrides = [argument for argument in arguments if argument not in given]
     if not any(argument.startswith("task=") for argument in overrides):
-        raise ConfigError("task: missing; give one, for example task=digits")
+        raise ConfigError("task: missing; set one, for example task=digits")
     try:
         step_s = float(given[-1].removeprefix("step_s=")) if given else None
     except ValueError:

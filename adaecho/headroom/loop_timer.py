@@ -136,10 +136,9 @@ class Watch:
     def upstream_s(self) -> float:
         """Seconds that the loader needs to prepare a batch.
 
-        * Without workers, the loop waits while the loader prepares a batch, so this is ``wait_s``.
-        * With workers, the loader also prepares batches during the step, so this is ``wait_s + step_s``. If
-          the loop never waits, this is only an upper bound, because the loader may be faster than the loop.
-          The same holds if the number of workers is unknown.
+        Without workers, the loop waits while the loader prepares a batch, so this is ``wait_s``. Workers also
+        prepare batches during the step, so with workers this is ``wait_s + step_s``. If the loop never waits,
+        or if the number of workers is unknown, the result is only an upper bound.
         """
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
@@ -152,7 +151,7 @@ class Watch:
         """Return a few lines of text: the time spent waiting, R, and what to try first."""
         self._count(wait=True)
         if not self.batches:
-            return "headroom: no step was counted (the first step of each epoch is not)"
+            return "headroom: no steps were counted (the first step of each epoch is skipped)"
         exact = self.workers == 0 or (self.workers and self.stall_fraction >= _MIN_STALL)
         lines = [
             f"headroom, {self.batches} steps: {1000 * self.wait_s:.2f} ms wait + "

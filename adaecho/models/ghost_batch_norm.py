@@ -52,7 +52,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         if not len(x) or len(x) % self.ghost_size:
             raise ValueError(
                 f"ghost batch norm: the ghost size {self.ghost_size} does not divide a batch of {len(x)} "
-                "examples; choose a multiple of the ghost size"
+                "examples; use a batch size that is a multiple"
             )
         # On an H200, this loop takes 1.4 to 2.2 times as long as plain batch norm, in both memory layouts. A
         # single call over all slices took up to 5.2 times as long (benchmarks/gpu/ghost_batch_norm.json).

@@ -48,7 +48,7 @@ def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | N
             model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
         except (KeyError, RuntimeError, ValueError) as error:
             raise DataError(
-                f"task.pretrained={pretrained}: contains weights of another model than task.model={name} "
+                f"task.pretrained={pretrained}: contains weights of a model other than task.model={name} "
                 f"({' '.join(str(error).split())[:200]})"
             ) from error
     return model.train()
@@ -66,7 +66,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise DataError(
-            f"task.pretrained={path}: there is no such file; name a file, or set null for a fresh start"
+            f"task.pretrained={path}: there is no such file; set an existing file, or null for random weights"
         )
     try:
         weights = load_state_dict(str(file), weights_only=True)
@@ -97,7 +97,7 @@ def _initialize_last_layer(
     classes = [len(weights[name]) for name in fresh if name in weights]
     has = f"{classes[0]:,} classes" if classes else "no last layer"
     weights.update(fresh)
-    warn(f"{key}: has {has}, the data {num_classes:,}; {', '.join(heads)} is initialized")
+    warn(f"{key}: has {has}, but the data has {num_classes:,}; {', '.join(heads)} is initialized")
 
 
 def _size_argument(name: str, image_size: int) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class RunFolder:
         if not self._lock.is_mine():
             raise FolderInUseError(
                 f"{self.path}: this process does not hold the lock, so it wrote nothing; another process "
-                "took the lock over or removed it"
+                "took over or removed the lock"
             )
 
 

@@ -123,7 +123,7 @@ def _build_arm(
     chosen = of_arm | {key for override in typed.fixed for key in _keys_set(override)}
     both = {*map(_key, typed.fixed), *map(_key, combination), *typed.intervals} & {*map(_key, extra)}
     if both:
-        raise ConfigError(f"{min(both)}: set on the command line and by the arm; keep one of the two")
+        raise ConfigError(f"{min(both)}: set on the command line and by the arm; keep only one")
     if "seed" in chosen or any(key.startswith("search.") for key in of_arm):
         raise ConfigError(
             "seed: a sweep derives the seeds from search.seed; set search.* once for all arms, or use "
@@ -201,8 +201,8 @@ def parse_axis(
 def _type_of(key: str, options: type[TaskConfig]) -> Any:
     if {key, key.partition(".")[0]} & _NO_AXES:
         raise ConfigError(
-            f"search.axes: {key}: cannot be searched, since the trials of an arm must share it; make arms of "
-            "it (search.arms or a comma list)"
+            f"search.axes: {key}: cannot be searched, since the trials of an arm must share it; compare "
+            "its values as arms (search.arms or a comma list)"
         )
     kind: Any = Config
     for name in key.split("."):

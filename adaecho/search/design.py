@@ -244,7 +244,7 @@ def read_design(folder: Path) -> Design:
     path = folder / "design.json"
     if not path.exists():
         raise FolderError(
-            f"{folder}: not the folder of a sweep (no design.json); give the folder that -m printed"
+            f"{folder}: not the folder of a sweep (no design.json); pass the folder that -m printed"
         )
     return Design.from_dict(read_json(path))
 

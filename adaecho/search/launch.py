@@ -103,7 +103,7 @@ def _cause_of_death(process: Any, result: Connection) -> str | None:
         process.join()
         if process.exitcode > 128:
             raise KeyboardInterrupt from None
-        return f"exit code {process.exitcode}; -9 is often lack of memory"
+        return f"exit code {process.exitcode}; -9 often means lack of memory"
     if message is not None:
         raise UserError(message)
     return None

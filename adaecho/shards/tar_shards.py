@@ -171,7 +171,7 @@ class _Archive:
             for _, ending, content, end in members:  # noqa: B007 (used below)
                 extension = ending.decode(*_TEXT).lower()
                 if extension in example:
-                    raise tarfile.ReadError(f"two files {extension!r} of {example['__key__']}; rename one")
+                    raise tarfile.ReadError(f"{example['__key__']} has two files {extension!r}; rename one")
                 example[extension] = content
             self.byte = end
             yield example

@@ -42,7 +42,7 @@ def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
         if None not in (then := of_run.get(key), now := facts.get(key)) and then != now:
             raise DataError(
                 f"data.path: the {what} differ from those of the run's training data, so the model's outputs "
-                "have another meaning; set data.path to the training data"
+                "have a different meaning; set data.path to the training data"
             )
 
 

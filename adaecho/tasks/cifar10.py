@@ -92,8 +92,8 @@ def _streamed(config: Config, options: Options) -> dict[str, Any]:
     held_out = urls["val"] if options.validation_shards is None else [options.validation_shards]
     if not held_out:
         raise DataError(
-            f"data.path={path}: no split can be held out of streamed shards; name the validation shards with "
-            "task.validation_shards="
+            f"data.path={path}: no split can be held out from streamed shards; name the validation shards "
+            "with task.validation_shards="
         )
     # Reading one shard at a time is random enough, because the shards were written in random order.
     source = open_shards(urls["train"] or [path], "data.path", seed=config.seed, open_shards=1)

@@ -60,7 +60,7 @@ def build(config: Config, options: Options) -> Task:
 def _coco(config: Config, options: CocoOptions) -> Parts:
     path, number = config.data.path, config.data.validation_examples
     if path is None:
-        raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
+        raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO format")
     bad = BadExampleBudget(config.data.max_bad_examples)
     train, held_out, lists = read_both(path, bad)
     files = [*lists, *train.files, *(() if held_out is None else held_out.files)]
@@ -93,7 +93,7 @@ def _scenes(config: Config, options: ScenesOptions) -> Parts:
     """Generate the scenes. The validation scenes contain only digits that training never uses."""
     number, seed = config.data.validation_examples, config.data.split_seed
     if config.data.path is not None:
-        raise ConfigError(f"data.path={config.data.path}: task scenes makes its images; set it to null")
+        raise ConfigError(f"data.path={config.data.path}: task scenes generates its images; set it to null")
     if not number:
         raise ConfigError(f"data.validation_examples={number}: set the number of scenes for validation")
     number = min(number, config.evaluate.max_examples or number)
@@ -143,7 +143,7 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
     if image.shape[:2] != (height, width):
         raise ValueError(
             f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, but its "
-            f"annotations say {width} and {height}; was it turned or resized after it was annotated?"
+            f"annotations say {width} and {height}; was it rotated or resized after annotation?"
         )
     return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
 

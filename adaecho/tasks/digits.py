@@ -27,7 +27,7 @@ MODELS = {"conv": small_conv, "mlp": small_mlp}
 def build(config: Config, options: Options) -> Task:
     """Build the task. Its model maps N images, uint8 [N, 8, 8, 1], to logits [N, 10]."""
     if config.data.path is not None:
-        raise ConfigError(f"data.path={config.data.path}: task digits has embedded images; set it to null")
+        raise ConfigError(f"data.path={config.data.path}: task digits has built-in images; set it to null")
     source, validation = train_validation_split(
         read_digits(), config.data.validation_examples, seed=config.data.split_seed
     )

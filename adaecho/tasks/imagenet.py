@@ -33,13 +33,13 @@ def build(config: Config, options: Options) -> Task:
     options.check_batches(config)
     path = config.data.path
     if path is None:
-        raise DataError("data.path: imagenet needs a folder, tar shards or a hub id (ILSVRC/imagenet-1k)")
+        raise DataError("data.path: imagenet needs a folder, tar shards or a Hub ID (ILSVRC/imagenet-1k)")
     train, validation = find_both(path, options.validation_path)
     num_classes = options.num_classes or len(train.classes)
     if not num_classes:
-        raise DataError(f"task.num_classes=null: {path} does not name its classes; set their number")
+        raise DataError(f"task.num_classes=null: {path} does not name its classes; set the number")
     if num_classes < len(train.classes):
-        raise DataError(f"task.num_classes={num_classes}: {path} names {len(train.classes)} classes; set it")
+        raise DataError(f"task.num_classes={num_classes}: {path} has {len(train.classes)} classes; use null")
     source, held_out = _split(config, train, validation)
     augment = RandomResizedCrop(
         options.image_size,
@@ -95,8 +95,8 @@ def _split(config: Config, train: LabeledImages, validation: LabeledImages | Non
         train.source.seed = config.seed
         if validation is None:
             raise DataError(
-                f"data.path={path}: no split can be held out of streamed shards; name the validation shards "
-                "with task.validation_path="
+                f"data.path={path}: no split can be held out from streamed shards; name the validation "
+                "shards with task.validation_path="
             )
     if validation is None:
         rows, others = split_indices(len(train.source), number, seed=seed)

@@ -56,7 +56,7 @@ class DecodeLabeled:
         else:
             image, label = example["image"], example["label"]
         if label is None or not 0 <= label < self.num_classes:
-            raise ValueError(f"its label {label} is not one of 0 to {self.num_classes - 1}")
+            raise ValueError(f"its label {label} is not between 0 and {self.num_classes - 1}")
         return {"image": self.decode(image), "label": np.int64(label)}
 
     def for_augment(self, augment: Any) -> "DecodeLabeled":

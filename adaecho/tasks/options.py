@@ -54,7 +54,7 @@ class GhostOptions(CheckedOptions):
         if size is not None and (size < 1 or config.batch_size % (parts * size)):
             raise ConfigError(
                 f"task.ghost_size={size}: does not divide the {config.batch_size} examples of each of "
-                f"{launched_ranks()} ranks, in {parts} micro-batches; choose sizes that divide, or "
+                f"{launched_ranks()} ranks in {parts} micro-batches; choose sizes that divide, or "
                 "task.ghost_size=null"
             )
 
@@ -259,7 +259,7 @@ class Lm1bOptions(TextOptions):
     sample_by: str = "line"
     needs: ClassVar[str] = (
         "a folder with parquet files (column text) or with the original text files (one sentence per line), "
-        "or the hub id of such a copy; the hub's own lm1b was a script, which datasets no longer runs"
+        "or the Hub ID of a copy; the Hub's lm1b was a script, which datasets no longer supports"
     )
 
 
@@ -273,8 +273,8 @@ class CommonCrawlOptions(TextOptions):
     packing: str = "document"  # the only choice: each document is cut into blocks, and the last is padded
     tokenizer_documents: int = 10_000  # number of documents on which the tokenizer is trained
     needs: ClassVar[str] = (
-        "a folder with C4's files (c4-train.*.json.gz and c4-validation.*.json.gz), parquet with a column of "
-        "text, or a hub id, which is downloaded completely"
+        "a folder with C4's files (c4-train.*.json.gz and c4-validation.*.json.gz), parquet files with a "
+        "text column, or a Hub ID, whose files are all downloaded"
     )
     choices: ClassVar[Choices] = {"packing": ("document",)}
     bounds: ClassVar[Bounds] = {**TextOptions.bounds, "tokenizer_documents": "[1, inf)"}

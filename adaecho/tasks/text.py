@@ -80,7 +80,7 @@ def _streamed(config: Config, options: CommonCrawlOptions, documents: Documents)
     """Return the data of common_crawl, whose documents are streamed to save memory."""
     refuse_number(config.data.validation_examples, "a stream")
     if documents.held_out is None:
-        raise DataError(f"data.path={config.data.path}: needs files named validation, or such a split")
+        raise DataError(f"data.path={config.data.path}: needs files named validation, or a validation split")
     first = (text for shard in documents.splits["train"] for _, text in documents.read(shard))
     texts = (text for text in islice(first, options.tokenizer_documents) if isinstance(text, str))
     key = cache_key(documents, options.vocab_size, options.tokenizer_documents)

@@ -23,8 +23,8 @@ def share_of(config: Config, world_size: int) -> Config:
     passes = num_passes(config)
     if config.batch_size % (world_size * passes):
         raise ConfigError(
-            f"batch_size={config.batch_size}: cannot be split evenly over {world_size} ranks of {passes} "
-            f"micro-batches; use a multiple of {world_size * passes}"
+            f"batch_size={config.batch_size}: cannot be split evenly over {world_size} ranks with {passes} "
+            f"micro-batches each; use a multiple of {world_size * passes}"
         )
     echo = replace(config.echo, shuffle_buffer=-(-config.echo.shuffle_buffer // world_size))
     return replace(config, batch_size=config.batch_size // world_size, echo=echo)

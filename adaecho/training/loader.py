@@ -21,7 +21,7 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
     if config.echo.split_augmentation and task.augment_parts is None:
         raise ConfigError(
             f"echo.split_augmentation=true: task {task.name} has no augment_parts; use digits, cifar10 or "
-            "imagenet, give your Task augment_parts, or remove echo.split_augmentation"
+            "imagenet, add augment_parts to your Task, or remove echo.split_augmentation"
         )
     return {
         "source": task.source,

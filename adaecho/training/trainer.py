@@ -253,7 +253,7 @@ class Trainer:
             **self.times(),
         }
         if clash := sorted(metrics.keys() & {**counts, **others}):
-            raise ConfigError(f"task {self.task.name}: evaluate returned {clash[0]}, a name of the records")
+            raise ConfigError(f"task {self.task.name}: evaluate returned {clash[0]}, a reserved name")
         line = {**counts, **metrics, **others}
         self._loss_sum.zero_()
         self._losses = 0

@@ -127,8 +127,8 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
     is_array = isinstance(encoded, np.ndarray) and encoded.ndim == 1 and encoded.dtype == np.uint8
     if not is_array and not isinstance(encoded, bytes | bytearray | memoryview):
         raise ValueError(
-            f"an encoded image is bytes, not a {type(encoded).__name__}: omit decode= if the source gives "
-            "decoded images (uint8 arrays [height, width, 3]), and let the source read files"
+            f"an encoded image must be bytes, not a {type(encoded).__name__}: omit decode= if the source "
+            "gives decoded images (uint8 arrays [height, width, 3]), and let the source read files"
         )
     if not len(encoded):
         raise ValueError("contains no image bytes")

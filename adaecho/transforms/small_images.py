@@ -65,7 +65,7 @@ class PadCropFlip:
         flipped: NDArray[np.bool_],
     ) -> NDArray[np.uint8]:
         if images.dtype != np.uint8:
-            raise ValueError(f"PadCropFlip: images are uint8 arrays, not {images.dtype}")
+            raise ValueError(f"PadCropFlip: images must be uint8 arrays, not {images.dtype}")
         result, flipped = empty(images.shape, np.uint8), flipped & self.flip
         top = top if self.vertical else np.full_like(top, self.padding)
         left = left if self.horizontal else np.full_like(left, self.padding)

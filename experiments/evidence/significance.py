@@ -38,11 +38,9 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
     """Return the p value of a one-sided rank test of whether a configuration costs less than the baseline.
 
-    The permutation test compares the rank sum of ``costs`` with the rank sums of all other splits of the
-    costs into two groups, or of 20,000 random splits if there are more splits than that.
-
-    Args:
-        costs: one cost per run or hyperparameter search. None means a missed target, and ranks highest.
+    Each list has one cost per run or search; None stands for a missed target, the highest cost. The test
+    pools all costs and splits them into two groups in all possible ways, or 20,000 times at random. The p
+    value is the share of splits whose rank sum is at most that of ``costs``.
     """
     from scipy import stats
 

@@ -142,7 +142,7 @@ def measure(task: str, ratio: float, factor: int, shards: Path) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("shards", type=Path, help="folder of scripts/cifar10_shards.py")
+    parser.add_argument("shards", type=Path, help="folder written by scripts/cifar10_shards.py")
     shards = parser.parse_args().shards
     torch.set_num_threads(1)
     rows = [

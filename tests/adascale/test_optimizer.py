@@ -236,7 +236,7 @@ REFUSED = {
     "scale of nan": (lambda: accumulating(mlp(), scale=math.nan), ValueError, "scale=nan"),
     "smoothing": (lambda: accumulating(mlp(), smoothing=1.0), ValueError, "smoothing=1.0"),
     "dividing twice": (
-        lambda: accumulating(mlp()).scale_grad_by_num_grads_to_accum(), RuntimeError, "divided already",
+        lambda: accumulating(mlp()).scale_grad_by_num_grads_to_accum(), RuntimeError, "already divided",
     ),
 }  # fmt: skip
 

@@ -119,11 +119,11 @@ def under(rule, kind):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (of(torch.optim.Adam), 'rule="gain" does not fit Adam; .* "sqrt_gain" for Adam'),
-        (of(torch.optim.AdamW), 'does not fit AdamW'),
-        (of(torch.optim.RMSprop), 'does not fit RMSprop; .* "measure", which leaves'),
-        (under("sqrt_gain", torch.optim.SGD), 'does not fit SGD; use "gain" for SGD'),
-        (under("sqrt_gain", torch.optim.Adagrad), 'does not fit Adagrad'),
+        (of(torch.optim.Adam), 'rule="gain" does not support Adam; .* "sqrt_gain" for Adam'),
+        (of(torch.optim.AdamW), 'does not support AdamW'),
+        (of(torch.optim.RMSprop), 'does not support RMSprop; .* "measure", which leaves'),
+        (under("sqrt_gain", torch.optim.SGD), 'does not support SGD; use "gain" for SGD'),
+        (under("sqrt_gain", torch.optim.Adagrad), 'does not support Adagrad'),
         (under("root", torch.optim.SGD), "rule='root': must be one of gain, sqrt_gain, measure"),
     ],
 )  # fmt: skip

@@ -77,7 +77,7 @@ TEXT = "task=small_text"
         (("optimizer.name=lion",), "optimizer.name=lion: must be one of sgd, adam, adamw"),
         (("optimizer.max_grad_norm=0",), r"optimizer\.max_grad_norm=0.0: must be greater than 0"),
         (("schedule.shape=step_decay",), r"schedule\.first_milestone_steps=None: .*first_milestone_epochs"),
-        (("schedule.warmup_steps=3", "schedule.warmup_epochs=2"), "give one of the two"),
+        (("schedule.warmup_steps=3", "schedule.warmup_epochs=2"), "set only one of the two"),
         (("schedule.milestone_gap_epochs=-1",), r"schedule\.milestone_gap_epochs=-1.0"),
         (("schedule.unit=tokens",), r"schedule\.unit=tokens"),
         (("echo.buffer_format=gpu",), r"echo\.buffer_format=gpu: must be one of auto, decoded, encoded"),

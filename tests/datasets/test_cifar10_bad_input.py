@@ -26,7 +26,7 @@ def _read(folder: Path, budget: int = 0) -> Images:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (None, "data.path=null: cifar10 needs a folder or a hub id"),
+        (None, "data.path=null: cifar10 needs a folder or a Hub ID"),
         ("/no/such/folder", "data.path=/no/such/folder: there is no such file or folder"),
         ("no_folder", "data.path=no_folder: there is no such file or folder"),
         (".", r"data\.path=\.: cannot be loaded"),
@@ -51,10 +51,10 @@ def test_other_columns_and_truncated_files_are_refused(tmp_path: Path) -> None:
 
 BAD_ROWS: dict[str, tuple[bytes | None, int | None, str]] = {
     "corrupt": (b"not an image", 1, "corrupt or truncated"),
-    "no bytes": (None, 1, "an encoded image is bytes"),
+    "no bytes": (None, 1, "an encoded image must be bytes"),
     "shape": (encode(random_images(1, side=28)[0]), 1, "28x28 pixels, expected 32x32"),
-    "label too large": (GOOD[0], 10, "label 10 is not one of 0 to 9"),
-    "no label": (GOOD[0], None, "label None is not one of 0 to 9"),
+    "label too large": (GOOD[0], 10, "label 10 is not between 0 and 9"),
+    "no label": (GOOD[0], None, "label None is not between 0 and 9"),
 }
 
 
@@ -100,6 +100,6 @@ def test_batches_with_other_checksums_are_refused_and_not_unpickled(tmp_path: Pa
     folder = write_pickles(tmp_path / "cifar-10-batches-py", random_images(12), [0] * 12, tests=2)
     marker = tmp_path / "executed"
     (folder / "data_batch_3").write_bytes(pickle.dumps({"data": _Attack(marker)}))
-    with pytest.raises(DataError, match="are missing or have other checksums; unpack"):
+    with pytest.raises(DataError, match="are missing or have wrong checksums; unpack"):
         _read(folder)
     assert not marker.exists()

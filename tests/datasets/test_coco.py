@@ -116,14 +116,14 @@ def test_missing_images_are_skipped_within_the_budget_and_named(tmp_path: Path) 
     assert names(read(tmp_path, 1)) == ["0.jpg", "2.jpg"]
     for image in (tmp_path / "train2017").iterdir():
         image.unlink()
-    with pytest.raises(DataError, match="lists no image that can be used"):
+    with pytest.raises(DataError, match="lists no usable images"):
         read(tmp_path, 5)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"images": [{"id": 1}], "annotations": [], "categories": []}'])
 def test_files_of_another_schema_are_refused(tmp_path: Path, text: str) -> None:
     write_coco(tmp_path, "train", coco(2)).write_text(text)
-    with pytest.raises(DataError, match=r"instances_train2017\.json: is not in COCO's schema"):
+    with pytest.raises(DataError, match=r"instances_train2017\.json: is not in the COCO schema"):
         read(tmp_path, 9)
 
 

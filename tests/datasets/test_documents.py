@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda folder: (folder / "a.json.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:-20]),
         r"a\.json\.gz: cannot be unpacked",
     ),
-    "of no split": (_unnamed, r"train\.txt is named .* data\.txt and 1 others say no split; rename"),
+    "of no split": (_unnamed, r"train\.txt is named .* data\.txt and 1 others have no split in .*rename"),
 }
 
 

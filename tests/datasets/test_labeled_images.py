@@ -110,7 +110,7 @@ def test_a_hub_id_gives_bytes_labels_and_names(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        ({"image": encoded(0), "label": 3}, "its label 3 is not one of 0 to 2"),
+        ({"image": encoded(0), "label": 3}, "its label 3 is not between 0 and 2"),
         ({"image": encoded(0), "label": -1}, "its label -1"),
         ({"__key__": "7", "jpg": encoded(0)}, r"7 lacks an image .* or its label"),
         ({"__key__": "7", "txt": b"", "cls": b"1"}, "7 lacks an image"),

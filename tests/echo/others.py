@@ -117,7 +117,7 @@ MORE: dict[str, Make] = {
     "unseeded": lambda _, size: lambda: iter(numbers(random, size)),
 }
 REFUSED = {"WebDataset, shuffled", "nodes, unseeded", "unseeded"}
-REMEDY = r"differs from the example in .*set_epoch\(epoch\).*creates it with seed=epoch.*pass a DataLoader"
+REMEDY = r"differs from the example in .*set_epoch\(epoch\).*it with seed=epoch.*pass a torch DataLoader"
 
 
 def numbers(rng: Any, size: int | None) -> Any:

@@ -65,7 +65,7 @@ REFUSED = {
     "step_s=0: expected the seconds": "task=digits step_s=0",
     "step_s=soon: expected": "task=digits step_s=soon",
     "echo.factor=0.5": "task=digits echo.factor=0.5",
-    "task: missing; give one, for example task=digits": "batch_size=16",
+    "task: missing; set one, for example task=digits": "batch_size=16",
 }
 
 

@@ -169,7 +169,7 @@ def test_several_epochs_and_short_ones(clock: FakeClock) -> None:
     for number in range(6):
         seen = run(WithoutWorkers(clock, 0.02, number), clock, 0.04)
         if not number:
-            assert "no step was counted" in seen.report()
+            assert "no steps were counted" in seen.report()
         for _ in range(2):
             assert len(list(seen)) == number
     assert len(headroom.watch(range(7))) == 7

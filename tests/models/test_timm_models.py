@@ -76,7 +76,7 @@ def test_another_number_of_classes_gets_a_new_last_layer_and_a_line(
     assert loaded.pop("fc.bias").shape == (3,)
     assert equal(loaded, {name: value for name, value in saved.items() if not name.startswith("fc.")})
     has = "no last layer" if headless else "1,000 classes"
-    warning = f"warning: task.pretrained={file}: has {has}, the data 3; fc is initialized"
+    warning = f"warning: task.pretrained={file}: has {has}, but the data has 3; fc is initialized"
     assert warning in capsys.readouterr().err.splitlines()
     assert model.training
 
@@ -107,7 +107,7 @@ class Payload:
         ("text", "contains no weights that can be read"),
         ("code", "contains no weights that can be read without executing code"),
         ("no tensors", "contains no state dict"),
-        ("resnet34", r"contains weights of another model than task\.model=resnet18 \(.*layer1\.2"),
+        ("resnet34", r"contains weights of a model other than task\.model=resnet18 \(.*layer1\.2"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path: Path, content: str, message: str) -> None:

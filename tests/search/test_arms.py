@@ -152,7 +152,7 @@ def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms
         (["evaluate.every_fresh_examples=100,200"], "need the same value"),
         (["search.trials=0"], "search.trials=0"),
         (["seed=1,2"], "hydra/sweeper=basic"),
-        (["experiment=quickstart", "echo=batch"], "keep one of the two"),
+        (["experiment=quickstart", "echo=batch"], "keep only one"),
         (["optimizer.momentum=interval(0.5,1.5)"], "optimizer.momentum=1.5"),
         (["+search.arms.a=['optimizer.learning_rate=0.1']", "optimizer.learning_rate=interval(0.1,0.2)"],
          "arm a: optimizer.learning_rate: set on the command line and by the arm"),

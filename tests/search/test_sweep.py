@@ -138,7 +138,7 @@ def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     more_than_once = {name: times for name, times in begun.items() if times > 1}
     assert more_than_once == {"none/0/0": 3, "none/0/1": 3, "none/0/2": 2, "none/0/3": 3}
     shown, warned = capsys.readouterr()
-    killed = "a worker died (exit code -9; -9 is often lack of memory); see"
+    killed = "a worker died (exit code -9; -9 often means lack of memory); see"
     assert warned.count(killed) == 4  # once of one trial, three times of another
     assert "search none/0 is incomplete: 2 trials failed" in shown
     assert "its process was killed, often for lack of memory" in found["none/0/3"]["error"]

@@ -203,7 +203,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "header": (_garbage, r"byte \d{3,}: "),
     "the same name twice": (
         lambda file: write_tar(file, [("1.a", b"x"), ("1.A", b"y")]),
-        "two files 'a' of 1",
+        "1 has two files 'a'",
     ),
 }
 

@@ -78,7 +78,7 @@ def test_a_turned_image_is_a_bad_example(compose_config: Compose, coco: Path, tm
     first["height"], first["width"] = first["width"], first["height"]
     write_coco(coco, "train", listed)
     config = compose_config(*TINY_COCO, f"data.path={coco}", "data.max_bad_examples=0")
-    with pytest.raises(DataError, match="was it turned or resized after it was annotated") as raised:
+    with pytest.raises(DataError, match="was it rotated or resized after annotation") as raised:
         run_trial(config, tmp_path / "run")
     assert "train2017/0.jpg" in with_notes(raised.value)
 
@@ -100,7 +100,7 @@ def test_corrupt_validation_images_count_against_the_budget(
 
 REFUSED = {
     "data.path=null": "needs a folder with annotations/",
-    "task=scenes": "task scenes makes its images",
+    "task=scenes": "task scenes generates its images",
     "batch_size=6 task.ghost_size=4": "task.ghost_size=4: does not divide the 6",
     "adascale=on adascale.num_gradients_to_accumulate=2 task.ghost_size=4": "in 2 micro-batches",
     "task.image_size=32": "task.image_size",

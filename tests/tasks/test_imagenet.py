@@ -104,7 +104,7 @@ def test_a_model_may_have_more_classes_than_the_data(compose_config: Compose, tm
         ("tar", "data.path=data/train-0.tar task.num_classes=3", r"shards with task\.validation_path="),
         ("folders", "data.path=a.tar task.validation_path=data task.num_classes=3", r"a\.tar: cannot be"),
         ("tar", "", r"task\.num_classes=null"),
-        ("parquet", "task.num_classes=2", "num_classes=2: data names 3"),
+        ("parquet", "task.num_classes=2", "num_classes=2: data has 3"),
         ("folders", "task.validation_path=/no/folder", r"^task\.validation_path=/no/folder: "),
         ("folders", "task.model=resnet5", "timm has no such model"),
         ("folders", "task.model=vgg11", "the model has no batch norm"),

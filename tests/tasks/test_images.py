@@ -91,7 +91,7 @@ def test_one_example_with_a_generator_is_one_of_the_crops() -> None:
         lambda: augment(floats, rng),
         lambda: augment.block({"image": floats["image"][None]}, _keys(1)),
     ):
-        with pytest.raises(ValueError, match="PadCropFlip: images are uint8 arrays, not float32"):
+        with pytest.raises(ValueError, match="PadCropFlip: images must be uint8 arrays, not float32"):
             refused()
 
 

@@ -183,5 +183,5 @@ def test_metrics_with_the_name_of_a_recorded_column_are_refused(compose_config: 
     object.__setattr__(trainer.task, "evaluate", lambda *_, **__: evaluated)
     with trainer.loader:
         trainer.train()
-        with pytest.raises(ConfigError, match="task masked: evaluate returned steps, a name of the records"):
+        with pytest.raises(ConfigError, match="task masked: evaluate returned steps, a reserved name"):
             trainer.evaluate_end()

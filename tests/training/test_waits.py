@@ -70,7 +70,7 @@ def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dri
     assert not late, "it waited for data that never came"
 
 
-@pytest.mark.filterwarnings("ignore:a call of the source has not returned:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:a call to the source has not returned:RuntimeWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wait_for_data_ends_with_a_checkpoint(
     compose_config: Compose, dripping: Callable[..., list[Dripping]], workers: int

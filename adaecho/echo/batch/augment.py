@@ -65,7 +65,7 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
     stacked = stack(examples)
     if stacked is None:
         raise ValueError(
-            f"augment.block needs examples of one shape and numeric type; {UNFIT}, or pass an "
+            f"augment.block needs numeric examples of equal shape; {UNFIT}, or pass an "
             "augment(example, rng) without block"
         )
     return stacked.with_tree(block(stacked.tree(), drawn))

@@ -129,10 +129,7 @@ def _is_named_tuple(kind: type) -> bool:
 
 @dataclass
 class Columns:
-    """A stack of n examples of the same structure and shapes.
-
-    The stack has one array [n, ...] for each array, tensor or number in an example.
-    """
+    """A batch of n examples with the same keys and shapes, stored as one array [n, ...] per key."""
 
     form: TreeSpec
     arrays: list[NDArray[Any]]
@@ -156,7 +153,7 @@ class Columns:
         flat = flatten(tree)
         if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
             raise ValueError(
-                f"augment.block must return numeric arrays with as many rows as its input, {len(self)}"
+                f"augment.block must return numeric arrays with as many rows as its input ({len(self)})"
             )
         form = self.form if _same_nesting(flat[0], self.form) else flat[0]
         return Columns(form, flat[1])
@@ -290,7 +287,7 @@ def collate(examples: list[Any]) -> Any:
     try:
         return _collated(examples)
     except (ValueError, RuntimeError, TypeError) as error:
-        error.add_note(f"{UNFIT}, of one shape; or pass collate=, for example to pad them")
+        error.add_note(f"{UNFIT}, of equal shape; or pass collate=, for example to pad them")
         raise
 
 

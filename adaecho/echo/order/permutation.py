@@ -196,7 +196,7 @@ class SampledOrder(Permutation):
         if not asks_generator and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
                 f"sampler={type(sampler).__name__}: the sampler drew two orders for one pass, so no resume "
-                "could be exact; use a torch.Generator in its attribute `generator`, or seed it by "
+                "would be exact; set its attribute `generator` to a torch.Generator, or seed it in "
                 "set_epoch(epoch)"
             )
 

@@ -304,8 +304,8 @@ class Stream:
         """Return the repeats of the block of examples before number ``stop``, and where the block starts."""
         if stop <= self.begin:
             raise ValueError(
-                "load_state_dict: the cursor lies before the start of its iteration, so the state is of "
-                "another loader; load a state of this loader"
+                "load_state_dict: the cursor lies before the start of its iteration, so the state belongs "
+                "to another loader; load a state of this loader"
             )
         start = max(self.begin, stop - max(self.size, _LEAST_LOOK))
         items = self.entering(start, stop)

@@ -51,7 +51,7 @@ def _check(source: Any, batch_size: int | None) -> None:
     if isinstance(source, str | bytes):
         raise ValueError(
             f"source={source!r:.80}: a string is not a source of examples; open the file (numpy.load, a "
-            "Dataset, TarShards(...) for urls and paths of tar archives), or pass a list of texts"
+            "Dataset, TarShards(...) for URLs and paths of tar archives), or pass a list of texts"
         )
     makes = getattr(source, "batch_size", None) or getattr(source, "batch_sampler", None)
     if (
@@ -109,7 +109,7 @@ def warn_if_unshared(source: Any, world_size: int) -> None:
     if not any(isinstance(part, DistributedSampler) and part.num_replicas > 1 for part in parts_of(source)):
         warn_caller(
             f"source: each of {world_size} ranks reads all batches of this {type(source).__name__}. If the "
-            "source is sharded already, pass rank=0, world_size=1. Otherwise pass a DataLoader with "
+            "source is already sharded, pass rank=0, world_size=1. Otherwise pass a DataLoader with "
             "sampler=DistributedSampler(dataset), or batches[rank::world_size], or the dataset itself: "
             "EchoLoader(dataset, batch_size) shards it"
         )

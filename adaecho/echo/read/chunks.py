@@ -36,8 +36,8 @@ _NETWORK_CLIENTS = (
 _HOPELESS = 1000  # reading fails after this many consecutive bad examples beyond twice the budget
 
 NONE_SKIPPED = (
-    "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
-    "bad_examples"
+    "max_bad_examples=0 (data.max_bad_examples of a run) skips no bad examples; a larger value skips some "
+    "and lists them in bad_examples"
 )  # it names the argument and the config key, because the user may have created a loader or started a run
 
 
@@ -89,7 +89,7 @@ class BadExamples:
         if not self._budget:
             return NONE_SKIPPED
         others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
-        return f"more bad examples than max_bad_examples={self._budget} allows; the last before it: {others}"
+        return f"more bad examples than max_bad_examples={self._budget} allows; the previous ones: {others}"
 
 
 def warn_caller(message: str) -> None:

@@ -31,8 +31,8 @@ class DataLoaderSource(IterableSource):
     """
 
     _remedy = (
-        "Its sampler draws random numbers without a seed; use a torch.Generator in its attribute "
-        "`generator`, or seed it by set_epoch(epoch). An IterableDataset must draw from the global "
+        "Its sampler draws random numbers without a seed; set its attribute `generator` to a "
+        "torch.Generator, or seed it in set_epoch(epoch). An IterableDataset must draw from the global "
         "generators, in workers of the DataLoader or with num_workers=0 in the EchoLoader"
     )
 
@@ -182,7 +182,7 @@ class Pass:
         if self.position != tuple(position):
             raise ValueError(
                 f"load_state_dict: the first {number} batches of this {self._source.name} would differ from "
-                f"those of the saved state: its dataset or batch_size has changed, or: {self._source._remedy}"
+                f"the saved ones. If its dataset and batch_size are unchanged: {self._source._remedy}"
             )
 
     def close(self) -> None:

@@ -38,10 +38,10 @@ class IterableSource:
     thread_safe = True  # because only one thread at a time reads an iterable
     has_order_digest = False
     _remedy = (
-        "Seed its random numbers by set_epoch(epoch), e.g. in a class whose __iter__ creates it with "
+        "Seed its random numbers in set_epoch(epoch), e.g. in a class whose __iter__ creates it with "
         "seed=epoch. Or yield examples in their stored order and shuffle with shuffle_buffer=. Instead of a "
-        "wrapper around a DataLoader, or a loader with its own state, pass a DataLoader of torch with the "
-        "same arguments"
+        "wrapper around a DataLoader, or a loader with its own state, pass a torch DataLoader with the same "
+        "arguments"
     )
 
     def __init__(self, source: Any) -> None:
@@ -147,7 +147,7 @@ class IterableSource:
         if begun and not hasattr(given, "set_epoch"):
             raise ValueError(
                 f"source: {self.name} is an iterator, which can be iterated once and has no position. A "
-                "second epoch, load_state_dict and a resume after an interrupt start it again. Pass a "
+                "second epoch, load_state_dict or a resume after an interrupt restarts it. Pass a "
                 "function that returns a new iterator, e.g. lambda: open(path), or an object whose __iter__ "
                 "returns one, or iterate once with epochs=1"
             )

@@ -214,7 +214,7 @@ class RandomReader:
         if progress and within and progress[0][0] != self._mark(index):
             raise ValueError(
                 "load_state_dict: the order of this epoch differs from the saved one, so some examples would "
-                "come twice and others never; pass the same sampler, or the same shards"
+                "be used twice and others never; pass the same sampler, or the same shards"
             )
         self.begin(iteration, passes)
         self._index = index

@@ -137,7 +137,7 @@ def test_an_error_of_different_shapes_names_the_remedy() -> None:
 
     for num_workers in (0, 2):
         message = caught(sizes, num_workers=num_workers)
-        assert "of one shape; or pass collate=" in message
+        assert "of equal shape; or pass collate=" in message
         assert (
             "while collating 3 examples, from example 3 (counted from 0 over all passes) of sizes" in message
         )

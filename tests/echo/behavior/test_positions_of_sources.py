@@ -135,7 +135,7 @@ def test_a_stateful_loader_with_unseeded_examples_is_refused() -> None:
 
     with make() as loader, make() as restored:
         list(islice(iter(loader), 13))
-        with pytest.raises(ValueError, match=r"differs from the example in .*pass a DataLoader of torch"):
+        with pytest.raises(ValueError, match=r"differs from the example in .*pass a torch DataLoader"):
             restored.load_state_dict(loader.state_dict())
 
 

@@ -95,10 +95,10 @@ def test_a_resume_between_epochs_accepts_other_numbers_of_ranks(before: int, now
     ("changes", "message"),
     [
         ({"source": Dataset(24)}, "source had 20 examples but now has 24"),
-        ({"seed": 2}, "seed was 0 and is 2 now"),
-        ({"batch_size": 5}, "batch_size was 4 and is 5 now"),
-        ({"world_size": 2}, "world_size was 1 and is 2 now; within an iteration"),
-        ({"sampler": SequentialSampler(range(20))}, "sampler was None and is 'SequentialSampler of 20' now"),
+        ({"seed": 2}, "seed was 0 and is now 2"),
+        ({"batch_size": 5}, "batch_size was 4 and is now 5"),
+        ({"world_size": 2}, "world_size was 1 and is now 2; within an iteration"),
+        ({"sampler": SequentialSampler(range(20))}, "sampler was None and is now 'SequentialSampler of 20'"),
     ],
 )
 def test_a_state_of_another_loader_is_refused(changes: Any, message: str) -> None:

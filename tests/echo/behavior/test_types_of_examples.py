@@ -184,8 +184,8 @@ def test_an_image_that_cannot_be_collated_is_an_error_with_a_remedy() -> None:
     with pytest.raises(TypeError) as raised:
         next(iter(EchoLoader(Dataset(4, image_example), 2, order="sequential")))
     notes = "\n".join(raised.value.__notes__)
-    assert "convert in decode= or augment=, e.g. numpy.asarray(image), of one shape; or pass" in notes
+    assert "convert in decode= or augment=, e.g. numpy.asarray(image), of equal shape; or pass" in notes
     assert "while collating 2 examples, from example 0 of Dataset" in notes
     assert "differ" not in notes
-    with pytest.raises(ValueError, match=r"block needs examples of one shape.*convert in decode="):
+    with pytest.raises(ValueError, match=r"block needs numeric examples of equal shape.*convert in decode="):
         next(iter(EchoLoader(Dataset(4, image_example), 2, augment=AddNoise())))

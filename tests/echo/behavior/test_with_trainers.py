@@ -113,7 +113,7 @@ def test_a_state_of_all_ranks_needs_the_same_number_of_ranks() -> None:
             (
                 other,
                 own,
-                "rank was 0 and is 1 now; within an iteration each rank resumes.*state_of_all_ranks",
+                "rank was 0 and is now 1; within an iteration each rank resumes.*state_of_all_ranks",
             ),
         ):
             with pytest.raises(ValueError, match=message):
