@@ -1,13 +1,11 @@
-"""Measure how well loaders overlap slow reads that only wait and use no CPU.
+"""Measure how well loaders keep several workers busy if reading is slow, for example over a network.
 
-The result is a fraction of the ideal rate, at which all workers are reading all the time. The read times have
-a mean of 33 ms and one of two distributions:
+Each read of an example sleeps for 33 ms on average. The times have a log-normal distribution (sigma 1), or 5%
+of the reads take fifty times as long as the others.
 
-* log-normal: with sigma 1.
-* stragglers: 5% of the reads take fifty times as long as the rest.
-
-With e = 2, each example is in two batches, so the ideal rate doubles. EchoLoader reads a dataset in threads
-if the dataset declares ``thread_safe = True``, and in forked processes otherwise.
+The result is a fraction of the ideal rate, at which every worker is reading all the time. If EchoLoader uses
+each example twice (e = 2), the ideal rate doubles. EchoLoader is measured with worker processes, and with
+threads, which it uses if the dataset declares ``thread_safe = True``.
 
     python -m benchmarks.slow_reads
 """

@@ -19,17 +19,11 @@ from adaecho.errors import ConfigError
 
 
 class Size(NamedTuple):
-    """The size of a dataset.
+    """The size of a dataset."""
 
-    Attributes:
-        examples: number of training examples, which is an estimate for text.
-        units: number of training documents or images, before some are held out for validation.
-        has_validation: whether the data has its own validation split.
-    """
-
-    examples: int
-    units: int
-    has_validation: bool
+    examples: int  # number of training examples; for text, an estimated number of blocks of tokens
+    units: int  # number of documents or images, some of which may be held out for validation
+    has_validation: bool  # whether the data has its own validation split
 
 
 ENTRY_POINTS = "adaecho.tasks"

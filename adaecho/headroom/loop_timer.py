@@ -24,17 +24,15 @@ _MIN_STALL = 0.05  # the report suggests no change if the loop waits for a small
 
 
 class Watch:
-    """A timer of a training loop, as returned by ``watch``.
+    """A timer of a training loop, as returned by ``watch``. It measures the waiting time and the step time.
 
-    Iterate over the timer instead of the loader. It yields the loader's batches, and has the loader's length
-    and attributes.
-
-    If a trainer runs the loop, call ``begin_step`` and ``end_step`` around each training step, from the
-    trainer's callbacks. Call ``resume`` after an evaluation, so that its time is not counted.
+    In your own loop, iterate over the timer instead of the loader. It yields the loader's batches and has the
+    loader's length and attributes. If a trainer runs the loop, call ``begin_step`` and ``end_step`` from the
+    trainer's callbacks. Call ``resume`` after an evaluation, so that its time does not count.
 
     Attributes:
-        batches: number of counted steps. The timer does not count the first step of each loop over the
-            loader, nor steps that take at least ten times the mean.
+        batches: number of steps in the averages. They leave out the first step of each epoch, and steps that
+            take at least ten times as long as the average.
     """
 
     def __init__(self, loader: Iterable[Any] | None = None) -> None:

@@ -70,10 +70,11 @@ def classifier(
     """Build a task that trains an image classifier with the cross-entropy loss.
 
     Args:
-        predictions: a function that runs a model on a split, and yields batches of images, labels and logits.
-        label_smoothing: the label smoothing of the training loss.
-        names: the names of the classes.
-        others: all other fields of ``Task``, such as ``name``, ``source`` and ``build_model``.
+        predictions: a function that evaluates a model on a split. It yields batches of images, labels and
+            logits, from which the task computes its metrics.
+        label_smoothing: label smoothing of the training loss.
+        names: names of the classes.
+        others: the remaining arguments of ``Task``, such as ``name``, ``source`` and ``build_model``.
     """
 
     def evaluate(
