@@ -307,13 +307,17 @@ def _watch() -> None:
     next_after_s: dict[float, float] = {}  # seconds after which each wait gets its next line
     while True:
         time.sleep(_TELL_AFTER_S / 20)
-        waits = list(WAITS.values())
-        next_after_s = {since: next_after_s.get(since, _TELL_AFTER_S) for since, _ in waits}
-        for since, reason in waits:
-            waited_s = time.monotonic() - since
-            if waited_s >= next_after_s[since]:
-                next_after_s[since] *= 2
-                _LOG.warning("waiting for a batch for %.0f s: %s", waited_s, reason())
+        # No variable may keep a ``reason``, because it would keep a loader that is no longer used.
+        next_after_s = {wait[0]: _tell(next_after_s, *wait) for wait in [*WAITS.values()]}
+
+
+def _tell(next_after_s: dict[float, float], since: float, reason: Callable[[], str]) -> float:
+    """Log a wait if it has lasted long enough, and return after how many seconds to log it again."""
+    after_s = next_after_s.get(since, _TELL_AFTER_S)
+    if (waited_s := time.monotonic() - since) < after_s:
+        return after_s
+    _LOG.warning("waiting for a batch for %.0f s: %s", waited_s, reason())
+    return 2 * after_s
 
 
 def picklable_error(error: Exception) -> Exception:

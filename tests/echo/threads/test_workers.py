@@ -76,6 +76,7 @@ def test_a_forgotten_loader_frees_its_threads_and_source() -> None:
     def source() -> Any:
         try:
             while True:
+                time.sleep(0.2)  # so that the thread that logs long waits sees a wait
                 yield np.zeros(3)
         finally:
             closed.append(True)
