@@ -25,10 +25,10 @@ from adaecho.search.state import SweepState
 JOURNAL = "optuna.journal"
 _DIGITS = 4  # number of decimal places of a position on an axis
 _FIGURE = "fig3"  # prefix of the names of a sweep's figures
-_AT_END = "At the end of the budgets: mean over the best trials of the searches of each arm."
+_AT_END = "Means over the best trials of an arm's searches, at the end of the budgets."
 _TO_TARGET = (
-    "To the target: mean over the searches of each arm that reached it; ratio: geometric means of fresh "
-    "examples, arm / baseline, with 95% interval; < and > are bounds."
+    "Means over the searches of an arm that reached the target.\n"
+    "ratio: geometric mean of arm / baseline, with 95% interval; < and > are bounds."
 )
 
 
@@ -52,7 +52,7 @@ class Progress:
                 self._num_new += 1
                 left_s = (time.monotonic() - self._begin) / self._num_new * len(self._state.missing())
                 done = sum(one in FINISHED for one in self._ended.values())
-                line = f"{done}/{len(trials)}  {trial}: {describe(summary)}; about {as_clock(left_s)} left"
+                line = f"{done}/{len(trials)}  {trial}: {describe(summary)}; {as_clock(left_s)} left"
                 print_line(line)
         return len(self._ended)
 

@@ -147,11 +147,13 @@ def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sweep", nargs="?", type=Path, help="folder of a sweep to record first")
+    parser.add_argument("sweep", nargs="?", type=Path, help="folder of a sweep to compare and to record")
     sweep = parser.parse_args().sweep
+    if sweep and not read_ends(sweep):
+        parser.error(f"{sweep}: contains no finished runs")
     known = [Path(f"results/resnet32_{name}/cifar10/ends.json") for name in ("seeds", "target")]
     for ends in known if sweep is None else [add_ends(sweep)]:
-        rows = json.loads(ends.read_text())
+        rows = read_ends(sweep) if sweep else json.loads(ends.read_text())
         if ends.parts[-3] == "resnet32_rates":
             print("\n".join(f"{row['arm']}: {row['held_out']}" for row in rows))
         else:

@@ -233,7 +233,7 @@ def test_each_ended_trial_is_a_line(state: SweepState, capsys: pytest.CaptureFix
     best = {"metric": "accuracy", "value": 0.93}
     new.searches["echo-batch", 0].summaries[2]["best"] = best
     assert progress() == progress() == 7
-    lines = [line.partition("; about")[0] for line in capsys.readouterr().out.splitlines()]
+    lines = [line.partition("; ")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "1/7  echo-none/0/0: reached after 8,000 fresh examples",
         "2/7  echo-batch/0/0: reached after 3,000 fresh examples",
