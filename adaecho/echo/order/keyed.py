@@ -1,12 +1,11 @@
 """Random numbers computed from keys, so that they do not depend on the order of calls.
 
-A key combines the seed, the number of an example, and the index of its repeat (0 for the first use). The hash
-function is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014).
+In this package, an *item* is one use of an example, stored as one int64: ``serial << ECHO_BITS | echo``. The
+serial number counts the examples in reading order, over all ranks and epochs. ``echo`` is the index of the
+repeat, 0 for the first use.
 
-In this package, an *item* is one repeat of an example, stored as one int64: ``serial << ECHO_BITS | echo``.
-``serial`` is the example's number in reading order, over all ranks and epochs. ``echo`` is the index of the
-repeat.
+A *key* is a hash of the seed and an item. The hash function is the finalizer of SplitMix64 (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
 import random
