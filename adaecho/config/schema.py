@@ -172,9 +172,10 @@ class TrackingConfig:
 
 @dataclass
 class SearchConfig:
-    """The search for the best hyperparameters of each arm (configuration under comparison).
+    """Settings of sweeps, which compare several configurations (arms).
 
-    An experiment defines the arms, and a task defines which hyperparameters are searched in which ranges.
+    An experiment lists the arms. For each arm, a search can look for the best hyperparameters, within ranges
+    that the task defines.
     """
 
     # number of non-divergent trials per search; 1: no search, so each arm runs once with the task's values

@@ -44,11 +44,11 @@ class TaskConfig:
 
     @classmethod
     def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
-        """Return the size of the dataset, which determines defaults of ``scale=`` such as the batch size.
+        """Return the size of the dataset. With ``scale=``, settings such as the batch size depend on it.
 
         Args:
             path: the value of ``data.path``.
-            plain: the values of the keys ``task.*``, before they are checked.
+            plain: the options of the task, which have not been checked yet.
             max_bad_examples: the value of ``data.max_bad_examples``.
 
         Raises:

@@ -58,11 +58,8 @@ def is_at_chance(
 
 
 def budget_spent(config: Config, steps: int, next_fresh_examples: float, train_time_s: float) -> bool:
-    """Return whether one more step would exceed a budget of the run.
-
-    Args:
-        next_fresh_examples: number of fresh examples that the run will have used after the next batch.
-    """
+    """Return whether the next step would exceed the maximum number of steps, fresh examples or seconds."""
+    # ``next_fresh_examples`` includes the fresh examples of the next batch.
     return (
         (config.max_steps is not None and steps >= config.max_steps)
         or (config.max_fresh_examples is not None and next_fresh_examples > config.max_fresh_examples)

@@ -58,10 +58,10 @@ class Pool(Protocol):
     """Interface of the storage that keeps each example (or batch) once for all its repeats."""
 
     def insert(self, examples: Any, repeats: NDArray[np.int64]) -> Rows:
-        """Store n examples and return the storage row of each, int64 [n].
+        """Store n examples, and return the row in which each of them is stored, int64 [n].
 
         Args:
-            repeats: how often each example will be used before the storage may free it, int64 [n].
+            repeats: how often each example will be used, int64 [n]. Its row is free after the last use.
         """
 
 
