@@ -119,7 +119,7 @@ def next_steps(config: DictConfig, folder: Path) -> list[str]:
     """Return commands that the user may want to run after the sweep."""
     typed = shlex.join(["python", "-m", "adaecho.run", *sys.argv[1:]])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
-    lines = [f"to save the tables in results/, from which `make figures` draws: {collect}"]
+    lines = [f"to save the tables in results/, for `make figures`:\n  {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
         lines.append(f"to upload {os.environ.get('WANDB_DIR', '.')}/wandb to W&B: wandb sync")
     return lines
