@@ -19,11 +19,10 @@ from adaecho import EchoLoader
 
 
 class Echoed(grain.IterDataset):
-    """A Grain dataset that reads a MapDataset through an EchoLoader, which repeats its examples.
+    """A Grain dataset that repeats the examples of a MapDataset with an EchoLoader.
 
-    Args:
-        source: the examples. If Grain has shuffled them, ``order="sequential"`` keeps their order.
-        arguments: keyword arguments for EchoLoader.
+    The arguments are those of ``EchoLoader``. If Grain has already shuffled the examples, pass
+    ``order="sequential"``.
     """
 
     def __init__(self, source: grain.MapDataset, **arguments: Any) -> None:

@@ -76,12 +76,9 @@ class TarShards:
 
 
 class TarPass:
-    """Iterator over one epoch of ``TarShards``, from the start or a saved position.
+    """Iterator over one epoch of ``TarShards``, from the start or a saved position."""
 
-    Args:
-        position: ``position`` of an earlier iterator; empty for the start of the epoch.
-    """
-
+    # ``position`` is the attribute of an earlier iterator, or empty for the start of the epoch.
     def __init__(self, source: TarShards, position: Sequence[int]) -> None:
         self._key = source.seed & 0xFFFFFFFFFFFFFFFF, source.epoch
         numbers = np.arange(len(source.urls))

@@ -122,21 +122,13 @@ class Tried:
 
 @dataclass
 class Preparation:
-    """The steps between reading an example and repeating it.
+    """The work on an example after it is read and before it is repeated, such as decoding it."""
 
-    Attributes:
-        decode: decodes one example; None if examples are decoded later or not at all.
-        augment: augments many examples at once; None if examples are augmented later or not at all.
-        stacked: whether to stack examples of the same shape into arrays; false for whole batches.
-        length: returns the number of examples in a batch; None unless the source yields whole batches.
-        in_worker: whether the steps run in a worker process, where examples are not stacked.
-    """
-
-    decode: Callable[[Any], Any] | None = None
-    augment: Callable[[keyed.Items, Examples], Examples] | None = None
-    stacked: bool = True
-    length: Callable[[Any], int] | None = None
-    in_worker: bool = False
+    decode: Callable[[Any], Any] | None = None  # decodes one example
+    augment: Callable[[keyed.Items, Examples], Examples] | None = None  # augments many examples at once
+    stacked: bool = True  # whether to stack examples of the same shape into arrays
+    length: Callable[[Any], int] | None = None  # number of examples in a batch, if the source yields batches
+    in_worker: bool = False  # whether this runs in a worker process, where examples are not stacked
 
     def own(self, example: Any) -> Any:
         """Copy an example, so that the loader may keep and modify it. Whole batches are not copied."""
