@@ -141,8 +141,8 @@ class Trainer:
         """Wait until every rank has its next batch, and exchange the values that decide how to proceed.
 
         Returns:
-            The number of fresh examples after the next batch, summed over ranks; whether a checkpoint is due;
-            and the training time in seconds. None if a signal ended the wait.
+            The number of fresh examples that all ranks together will have used after the next batch, whether
+            a checkpoint is due, and the training time so far in seconds. None if a signal ended the wait.
         """
         try:
             with self._interrupt.waiting():
