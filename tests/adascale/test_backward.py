@@ -239,5 +239,5 @@ def readings(model, hooks=None):
 def test_large_gradients_are_released_within_the_pass(monkeypatch):
     expected = readings(mlp())
     monkeypatch.setattr("adaecho.adascale.gradient_statistics._MAX_HELD_BYTES", 100)
-    torch.testing.assert_close(readings(mlp()), expected, rtol=1e-14, atol=0)  # the sums are in another order
+    torch.testing.assert_close(readings(mlp()), expected, rtol=1e-14, atol=0)  # other summation order
     torch.testing.assert_close(readings(mlp(), lambda _: None), expected, rtol=1e-14, atol=0)
