@@ -74,7 +74,7 @@ def _claim_row(one: Decision, before: str) -> Cells:
     if one.p is not None:
         # With few searches, the rank test cannot give a p this small, so only the t test does.
         p = f"{one.p:.2g}" + (", t alone" if one.least_p is not None and one.p < one.least_p else "")
-    turned = "; ".join(one.turns_in) or f"none of {len(one.readings)}" if one.readings else "only one analysis"
+    turned = "; ".join(one.turns_in) or f"none of {len(one.readings)}" if one.readings else "single analysis"
     return (
         one.claim.says,
         format(one.effect.value, form),
